@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/store_planes.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -45,6 +47,21 @@ namespace {
 // Timeout of a call over shared memory.
 constexpr Duration kCallTimeout = std::chrono::seconds(10);
 constexpr Duration kHostTimeout = std::chrono::seconds(1);
+// Bytes in one Commit of a Put of several pages.
+constexpr size_t kCommitBytes = size_t{1} << 20;
+
+// Ends a Commit. kResourceExhausted: the store refused some of its pages.
+absl::Status FinishPut(client::PendingCommit& pending) {
+  CRUMB_ASSIGN_OR_RETURN(const auto outcomes, pending.Finish());
+  for (const client::CommitOutcome outcome : outcomes) {
+    if (outcome != client::CommitOutcome::kStored &&
+        outcome != client::CommitOutcome::kDeduplicated) {
+      return absl::ResourceExhaustedError(
+          fmt::format("a page was not stored: outcome {}", static_cast<int>(outcome)));
+    }
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -61,22 +78,22 @@ absl::Status ShmPlane::Put(size_t first, size_t count) {
   CRUMB_ASSIGN_OR_RETURN(auto slots, client_.Reserve(static_cast<int>(count),
                                                      fragments_.fragment_bytes(), kCallTimeout));
   if (slots.size() != count) return absl::ResourceExhaustedError("staging memory is full");
-  for (size_t i = 0; i < count; ++i) {
-    const std::span<const std::byte> tiles = fragments_.Tiles(first + i);
-    std::memcpy(slots[i].bytes().data(), tiles.data(), tiles.size());
-    EncodeFragmentHeader(fragments_.Header(first + i), slots[i].bytes().subspan(tiles.size()));
-  }
-  CRUMB_ASSIGN_OR_RETURN(const auto outcomes,
-                         client_.Commit(fragments_.keyspace(), std::move(slots),
-                                        fragments_.tiles_bytes(), kCallTimeout));
-  for (const client::CommitOutcome outcome : outcomes) {
-    if (outcome != client::CommitOutcome::kStored &&
-        outcome != client::CommitOutcome::kDeduplicated) {
-      return absl::ResourceExhaustedError(
-          fmt::format("a page was not stored: outcome {}", static_cast<int>(outcome)));
+  // As client/worker/publisher does: crumbd copies a part while the next one is written.
+  const size_t part = std::max<size_t>(1, kCommitBytes / fragments_.fragment_bytes());
+  std::unique_ptr<client::PendingCommit> pending;
+  for (size_t next = 0; next < count; next += part) {
+    std::vector<client::StagingSlot> written;
+    for (size_t i = next; i < std::min(next + part, count); ++i) {
+      const std::span<const std::byte> tiles = fragments_.Tiles(first + i);
+      std::memcpy(slots[i].bytes().data(), tiles.data(), tiles.size());
+      EncodeFragmentHeader(fragments_.Header(first + i), slots[i].bytes().subspan(tiles.size()));
+      written.push_back(std::move(slots[i]));
     }
+    if (pending != nullptr) CRUMB_RETURN_IF_ERROR(FinishPut(*pending));
+    pending = client_.StartCommit(fragments_.keyspace(), std::move(written),
+                                  fragments_.tiles_bytes(), kCallTimeout);
   }
-  return absl::OkStatus();
+  return FinishPut(*pending);
 }
 
 absl::StatusOr<std::shared_ptr<const client::Lease>> ShmPlane::LeasePages(

@@ -34,6 +34,7 @@ constexpr size_t kManyPages = 1600;
 // Bytes of the pages that get reads in turn; with the largest fragments a quarter of host memory.
 constexpr size_t kResidentBytes = 384 << 20;
 constexpr size_t kStreamPages = 16;
+constexpr size_t kBatchPages = 32;  // as a worker publishes them
 
 bool Contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -59,6 +60,8 @@ class Session {
   absl::Status RunShm(client::Client& client, const FragmentSet& fragments);
   absl::Status RunPlane(const std::string& plane, StorePlane& store, const FragmentSet& fragments,
                         size_t pages_per_call);
+  absl::Status MeasurePut(const std::string& plane, StorePlane& store, const FragmentSet& fragments,
+                          size_t pages_per_call);
   absl::Status RunAcquire(ShmPlane& shm, const FragmentSet& fragments);
   absl::Status RunIdle();
 
@@ -137,9 +140,14 @@ absl::Status Session::RunPlane(const std::string& plane, StorePlane& store,
                                   })));
   }
   if (!Contains(options_.operations, "put")) return absl::OkStatus();
+  return MeasurePut(plane, store, fragments, pages_per_call);
+}
+
+absl::Status Session::MeasurePut(const std::string& plane, StorePlane& store,
+                                 const FragmentSet& fragments, size_t pages_per_call) {
   const size_t first = FreshPages();
   return Measure({plane, "put", fragments.tiles_bytes(), pages_per_call, true,
-                  shm ? "memory copy" : "loopback TCP"},
+                  plane == "shm" ? "memory copy" : "loopback TCP"},
                  Whole([&](size_t index) {
                    return store.Put(first + index * pages_per_call, pages_per_call);
                  }));
@@ -165,6 +173,9 @@ absl::Status Session::RunShm(client::Client& client, const FragmentSet& fragment
     CRUMB_RETURN_IF_ERROR(RunAcquire(shm, fragments));
   }
   CRUMB_RETURN_IF_ERROR(RunPlane("shm", shm, fragments, 1));
+  if (Contains(options_.operations, "put")) {
+    CRUMB_RETURN_IF_ERROR(MeasurePut("shm", shm, fragments, kBatchPages));
+  }
   if (!Contains(options_.operations, "get")) return absl::OkStatus();
   const size_t resident = ResidentPages(fragments);
   const size_t first = FreshPages();

@@ -10,4 +10,8 @@ namespace crumb {
 // that Linux gives a Unix socket by default.
 inline constexpr size_t kCallMessageBytesMax = 128 << 10;
 
+// Fragments, and page keys, that a Reserve or Commit on a call socket may name. Larger ones go over
+// gRPC: one thread of crumbd reads all call sockets, and this many take it about 100 us.
+inline constexpr int kCallFragmentsMax = 256;
+
 }  // namespace crumb

@@ -117,6 +117,7 @@ class RunningDaemon : public Daemon {
     if (endpoints_written_) std::remove(options_.listen.endpoints_file.c_str());
     if (grpc_ != nullptr) grpc_->SetServing(false);
     if (calls_ != nullptr) calls_->Stop();
+    if (staging_calls_ != nullptr) staging_calls_->Stop();
     if (grpc_ != nullptr) grpc_->Stop(options_.stop_grace);
     fd_listener_.reset();  // behind the calls, which wake it
     if (cluster_ != nullptr) cluster_->Stop();
@@ -309,7 +310,9 @@ class RunningDaemon : public Daemon {
     if (cluster_ != nullptr) CRUMB_RETURN_IF_ERROR(cluster_->Join(grpc_->tcp_address()));
     // A tenant's token comes with each call, and may be withdrawn.
     if (tenants_ == nullptr) {
-      CRUMB_ASSIGN_OR_RETURN(calls_, CallSockets::Start(*context_));
+      CRUMB_ASSIGN_OR_RETURN(calls_, CallSockets::Start(*context_, {}));
+      CRUMB_ASSIGN_OR_RETURN(
+          staging_calls_, CallSockets::Start(*context_, {.thread = "crumb-puts", .copies = true}));
     }
     CRUMB_ASSIGN_OR_RETURN(
         fd_listener_, FdListener::Start({options_.listen.fd_socket,
@@ -318,7 +321,8 @@ class RunningDaemon : public Daemon {
                                          {tenants_.get(), options_.tenants.shared_memory != "off",
                                           options_.tenants.own_slabs()},
                                          pools_.get(),
-                                         calls_.get()},
+                                         calls_.get(),
+                                         staging_calls_.get()},
                                         *sessions_, *store_, metrics_));
     history_ = std::make_unique<History>(
         History::Options{options_.admin.history_interval,
@@ -477,7 +481,9 @@ class RunningDaemon : public Daemon {
   storage::DeletionEpochs epochs_;
   std::unique_ptr<TenantQuotas> quotas_;  // null without tenants_
   std::unique_ptr<CallContext> context_;
-  std::unique_ptr<CallSockets> calls_;  // null: calls go over gRPC alone
+  // Null: calls go over gRPC alone.
+  std::unique_ptr<CallSockets> calls_;
+  std::unique_ptr<CallSockets> staging_calls_;
   std::unique_ptr<FdListener> fd_listener_;
   std::unique_ptr<GrpcServer> grpc_;
   std::unique_ptr<History> history_;

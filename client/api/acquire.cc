@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "crumb/acquire.h"
 
+#include <utility>
+
 #include "common/status_macros.h"
 #include "crumb/client.h"
 
@@ -66,6 +68,12 @@ std::string_view MissReasonName(MissReason reason) {
 
 std::unique_ptr<PendingAcquire> Client::StartAcquire(const AcquireRequest& request) {
   return std::make_unique<AcquireLater>(*this, request);
+}
+
+std::unique_ptr<PendingCommit> Client::StartCommit(const KeyspaceId& keyspace,
+                                                   std::vector<StagingSlot> slots,
+                                                   size_t tiles_bytes, Duration timeout) {
+  return std::make_unique<FinishedCommit>(Commit(keyspace, std::move(slots), tiles_bytes, timeout));
 }
 
 absl::StatusOr<FlushReport> Client::FlushPages(Duration timeout) {

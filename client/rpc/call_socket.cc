@@ -11,9 +11,17 @@
 #include <utility>
 
 #include "common/call_message.h"
+#include "common/page_key.h"
 
 namespace crumb::client {
 namespace {
+
+// Leaves room for the fields around the request.
+constexpr size_t kRequestBytesMax = kCallMessageBytesMax - 64;
+
+// Staging offsets of abandoned Reserves that are kept to be given back; others stay reserved until
+// the session ends. Crumbd grants a session no more (limits.commit_fragments_max by default).
+constexpr size_t kAbandonedOffsetsMax = 4096;
 
 timespec Left(TimePoint deadline) {
   // A day at most: a deadline that means "never" would overflow.
@@ -32,9 +40,8 @@ uint64_t MicrosecondsLeft(TimePoint deadline) {
 
 class CallSocket::SocketCall final : public PendingCall {
  public:
-  SocketCall(CallSocket& socket, uint64_t number, TimePoint deadline, v1::AcquireResponse* response,
-             ResponseFlags* flags)
-      : socket_(socket), number_(number), deadline_(deadline), response_(response), flags_(flags) {}
+  SocketCall(CallSocket& socket, uint64_t number, TimePoint deadline, Receiver receiver)
+      : socket_(socket), number_(number), deadline_(deadline), receiver_(std::move(receiver)) {}
   ~SocketCall() override {
     if (!ended_) socket_.NoteEnded();
   }
@@ -55,10 +62,7 @@ class CallSocket::SocketCall final : public PendingCall {
     if (received.ok() && answer.code() != 0) {
       received = absl::Status(static_cast<absl::StatusCode>(answer.code()), answer.error());
     }
-    if (received.ok()) {
-      response_->Swap(answer.mutable_acquire());
-      flags_->fragments_apart = answer.fragments_apart();
-    }
+    if (received.ok()) receiver_(answer);
     Take(std::move(received));
     return true;
   }
@@ -72,35 +76,73 @@ class CallSocket::SocketCall final : public PendingCall {
   CallSocket& socket_;
   const uint64_t number_;
   const TimePoint deadline_;
-  v1::AcquireResponse* const response_;
-  ResponseFlags* const flags_;
+  const Receiver receiver_;
   bool ended_ = false;
   absl::Status status_;
 };
 
+bool CallSocket::Begin() {
+  MutexLock lock(&mutex_);
+  if (in_flight_ || closed_) return false;
+  in_flight_ = true;
+  return true;
+}
+
 std::unique_ptr<PendingCall> CallSocket::Start(const v1::AcquireRequest& request,
                                                TimePoint deadline, v1::AcquireResponse* response,
                                                ResponseFlags* flags) {
-  // Leaves room for the fields around the request.
-  constexpr size_t kRequestBytesMax = kCallMessageBytesMax - 64;
-  if (request.ByteSizeLong() > kRequestBytesMax) return nullptr;
-  {
-    MutexLock lock(&mutex_);
-    if (in_flight_ || closed_) return nullptr;
-    in_flight_ = true;
-  }
+  if (request.ByteSizeLong() > kRequestBytesMax || !Begin()) return nullptr;
   v1::SocketCall call;
-  call.set_timeout_us(MicrosecondsLeft(deadline));
   // The message borrows the request instead of copying it.
   call.unsafe_arena_set_allocated_acquire(const_cast<v1::AcquireRequest*>(&request));
-  call.SerializeToString(&buffer_);
+  auto pending =
+      Send(call, request.request(), deadline, [response, flags](v1::SocketAnswer& answer) {
+        response->Swap(answer.mutable_acquire());
+        flags->fragments_apart = answer.fragments_apart();
+      });
   call.unsafe_arena_release_acquire();
+  return pending;
+}
+
+std::unique_ptr<PendingCall> CallSocket::Start(const v1::ReserveRequest& request,
+                                               TimePoint deadline, v1::ReserveResponse* response) {
+  const bool small = request.count() <= kCallFragmentsMax &&
+                     request.keys().size() <= kCallFragmentsMax * sizeof(PageKey);
+  if (!small || !request.pool().empty() || !Begin()) return nullptr;
+  v1::SocketCall call;
+  call.set_request(NextNumber());
+  call.unsafe_arena_set_allocated_reserve(const_cast<v1::ReserveRequest*>(&request));
+  auto pending = Send(call, call.request(), deadline, [response](v1::SocketAnswer& answer) {
+    response->Swap(answer.mutable_reserve());
+  });
+  call.unsafe_arena_release_reserve();
+  return pending;
+}
+
+std::unique_ptr<PendingCall> CallSocket::Start(const v1::CommitRequest& request, TimePoint deadline,
+                                               v1::CommitResponse* response) {
+  const bool small = request.offsets_size() <= kCallFragmentsMax;
+  if (!small || !request.pool().empty() || !Begin()) return nullptr;
+  v1::SocketCall call;
+  call.set_request(NextNumber());
+  call.unsafe_arena_set_allocated_commit(const_cast<v1::CommitRequest*>(&request));
+  auto pending = Send(call, call.request(), deadline, [response](v1::SocketAnswer& answer) {
+    response->Swap(answer.mutable_commit());
+  });
+  call.unsafe_arena_release_commit();
+  return pending;
+}
+
+std::unique_ptr<PendingCall> CallSocket::Send(v1::SocketCall& call, uint64_t number,
+                                              TimePoint deadline, Receiver receiver) {
+  call.set_timeout_us(MicrosecondsLeft(deadline));
+  call.SerializeToString(&sent_);
   ssize_t sent;
   do {
-    sent = ::send(socket_.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    sent = ::send(socket_.get(), sent_.data(), sent_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
   if (sent >= 0) {
-    return std::make_unique<SocketCall>(*this, request.request(), deadline, response, flags);
+    return std::make_unique<SocketCall>(*this, number, deadline, std::move(receiver));
   }
   if (errno == EPIPE || errno == ECONNRESET) NoteClosed();
   NoteEnded();
@@ -108,7 +150,9 @@ std::unique_ptr<PendingCall> CallSocket::Start(const v1::AcquireRequest& request
 }
 
 absl::Status CallSocket::Receive(uint64_t number, TimePoint deadline, v1::SocketAnswer* answer) {
-  buffer_.resize(kCallMessageBytesMax);
+  if (received_ == nullptr) {
+    received_ = std::make_unique_for_overwrite<char[]>(kCallMessageBytesMax);
+  }
   while (true) {
     pollfd waiting{.fd = socket_.get(), .events = POLLIN, .revents = 0};
     const timespec left = Left(deadline);
@@ -116,15 +160,26 @@ absl::Status CallSocket::Receive(uint64_t number, TimePoint deadline, v1::Socket
     if (ready == 0) return absl::DeadlineExceededError("no response yet");
     if (ready < 0 && errno == EINTR) continue;
     const ssize_t size =
-        ::recv(socket_.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT | MSG_TRUNC);
+        ::recv(socket_.get(), received_.get(), kCallMessageBytesMax, MSG_DONTWAIT | MSG_TRUNC);
     if (size < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-    if (size <= 0 || static_cast<size_t>(size) > buffer_.size() ||
-        !answer->ParseFromArray(buffer_.data(), static_cast<int>(size))) {
+    if (size <= 0 || static_cast<size_t>(size) > kCallMessageBytesMax ||
+        !answer->ParseFromArray(received_.get(), static_cast<int>(size))) {
       NoteClosed();
       return absl::UnavailableError("crumbd's socket for calls is closed or out of step");
     }
     if (answer->request() == number) return absl::OkStatus();
+    const auto& offsets = answer->reserve().offsets();
+    MutexLock lock(&mutex_);
+    if (abandoned_offsets_.size() + static_cast<size_t>(offsets.size()) > kAbandonedOffsetsMax) {
+      continue;
+    }
+    abandoned_offsets_.insert(abandoned_offsets_.end(), offsets.begin(), offsets.end());
   }
+}
+
+std::vector<uint64_t> CallSocket::TakeAbandonedOffsets() {
+  MutexLock lock(&mutex_);
+  return std::exchange(abandoned_offsets_, {});
 }
 
 void CallSocket::NoteClosed() {

@@ -137,6 +137,7 @@ absl::Status Connection::Handshake(const ClientOptions& options, TimePoint deadl
   hello.set_slab_grants(true);
   hello.set_pool_socket(true);
   hello.set_call_socket(true);
+  hello.set_staging_socket(true);
   const int fds[] = {pidfd.get()};
   CRUMB_RETURN_IF_ERROR(SendFdMessage(socket_.get(), hello.SerializeAsString(), fds));
 
@@ -158,7 +159,8 @@ absl::Status Connection::Handshake(const ClientOptions& options, TimePoint deadl
   device_pools_ = welcome.device_pools();
   grants_ = welcome.slab_grants();
   const size_t expected = welcome.slab_count() + (welcome.staging_bytes() > 0 ? 1 : 0) +
-                          (welcome.pool_socket() ? 1 : 0) + (welcome.call_socket() ? 1 : 0);
+                          (welcome.pool_socket() ? 1 : 0) + (welcome.call_socket() ? 1 : 0) +
+                          (welcome.staging_socket() ? 1 : 0);
   size_t taken = 0;
   while (true) {
     for (UniqueFd& fd : answer.fds) {
@@ -196,7 +198,8 @@ absl::Status Connection::TakeDescriptor(const v1::SessionWelcome& welcome, size_
     pool_socket_ = std::move(fd);
     return SetSocketTimeout(pool_socket_.get(), options.connect_timeout);
   }
-  calls_ = std::make_unique<CallSocket>(std::move(fd));
+  const bool acquires = welcome.call_socket() && calls_ == nullptr;
+  (acquires ? calls_ : staging_calls_) = std::make_unique<CallSocket>(std::move(fd));
   return absl::OkStatus();
 }
 

@@ -49,8 +49,9 @@ class Connection {
   ~Connection();
 
   RpcStub& stub() const { return *stub_; }
-  // Null if every call has to use gRPC.
+  // The sockets for Acquire and for Reserve and Commit; null if these calls have to use gRPC.
   CallSocket* calls() const { return calls_.get(); }
+  CallSocket* staging_calls() const { return staging_calls_.get(); }
   const std::string& token() const { return token_; }  // hexadecimal; empty over TCP
   const std::string& engine() const { return engine_; }
   uint64_t epoch() const { return epoch_; }
@@ -100,6 +101,7 @@ class Connection {
   mutable std::unordered_map<uint32_t, Mapping> granted_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<RpcStub> stub_;
   std::unique_ptr<CallSocket> calls_;
+  std::unique_ptr<CallSocket> staging_calls_;
 };
 
 }  // namespace crumb::client

@@ -9,34 +9,13 @@
 
 #include "client/rpc/fragment_stream.h"
 #include "client/rpc/remote_acquire.h"
+#include "client/rpc/remote_staging.h"
 #include "client/rpc/wire.h"
 #include "common/status_macros.h"
 #include "common/tls_files.h"
 
 namespace crumb::client {
 namespace {
-
-// Returns a staging slot to crumbd unless it was committed.
-class StagingHold {
- public:
-  StagingHold(std::shared_ptr<ConnectionKeeper> keeper, std::shared_ptr<Connection> connection,
-              uint64_t offset)
-      : keeper_(std::move(keeper)), connection_(std::move(connection)), offset_(offset) {}
-  StagingHold(const StagingHold&) = delete;
-  StagingHold& operator=(const StagingHold&) = delete;
-  ~StagingHold() {
-    if (!committed_) keeper_->AbortLater(std::move(connection_), offset_);
-  }
-
-  const Connection* connection() const { return connection_.get(); }
-  void NoteCommitted() { committed_ = true; }
-
- private:
-  const std::shared_ptr<ConnectionKeeper> keeper_;
-  std::shared_ptr<Connection> connection_;
-  const uint64_t offset_;
-  bool committed_ = false;
-};
 
 absl::Status CheckTls(const ClientOptions& options) {
   const bool any = !options.tls_ca_file.empty() || !options.tls_cert_file.empty() ||
@@ -50,10 +29,6 @@ absl::Status CheckTls(const ClientOptions& options) {
                         {"tls_key_file", options.tls_key_file},
                         {"tls_ca_file", options.tls_ca_file}},
                        std::chrono::system_clock::now());
-}
-
-StagingHold& HoldOf(const StagingSlot& slot) {
-  return *static_cast<StagingHold*>(slot.hold().get());
 }
 
 }  // namespace
@@ -249,47 +224,25 @@ absl::StatusOr<std::vector<StagingSlot>> RemoteClient::Reserve(int count, size_t
   if (link.keeper == nullptr) {
     return absl::FailedPreconditionError("Reserve needs shared memory, not " + options_.address);
   }
-  v1::ReserveRequest request;
-  request.set_count(static_cast<uint32_t>(count));
-  request.set_fragment_bytes(fragment_bytes);
-  if (!pending.keys.empty()) {
-    request.set_keyspace(ToBytes(pending.keyspace));
-    request.set_keys(ToBytes(pending.keys));
-  }
-  v1::ReserveResponse response;
-  CRUMB_RETURN_IF_ERROR(connection->stub().Call(
-      {connection->token(), Clock::Real().Now() + timeout}, request, &response));
-  std::vector<StagingSlot> slots;
-  for (const uint64_t offset : response.offsets()) {
-    auto hold = std::make_shared<StagingHold>(link.keeper, connection, offset);
-    CRUMB_ASSIGN_OR_RETURN(const std::span<std::byte> bytes,
-                           connection->StagingBytes(offset, fragment_bytes));
-    slots.emplace_back(bytes, offset, std::move(hold));
-  }
-  return slots;
+  return ReserveRemote(count, fragment_bytes, pending, Clock::Real().Now() + timeout, link.keeper,
+                       connection);
+}
+
+std::unique_ptr<PendingCommit> RemoteClient::StartCommit(const KeyspaceId& keyspace,
+                                                         std::vector<StagingSlot> slots,
+                                                         size_t tiles_bytes, Duration timeout) {
+  if (slots.empty()) return std::make_unique<FinishedCommit>(std::vector<CommitOutcome>());
+  absl::StatusOr<std::shared_ptr<Connection>> connection = Connected();
+  if (!connection.ok()) return std::make_unique<FinishedCommit>(connection.status());
+  return StartRemoteCommit(keyspace, std::move(slots), tiles_bytes, Clock::Real().Now() + timeout,
+                           *std::move(connection), [this](uint64_t mark) { NoteMark(mark); });
 }
 
 absl::StatusOr<std::vector<CommitOutcome>> RemoteClient::Commit(const KeyspaceId& keyspace,
                                                                 std::vector<StagingSlot> slots,
                                                                 size_t tiles_bytes,
                                                                 Duration timeout) {
-  if (slots.empty()) return std::vector<CommitOutcome>();
-  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
-  v1::CommitRequest request;
-  request.set_keyspace(ToBytes(keyspace));
-  for (const StagingSlot& slot : slots) {
-    if (HoldOf(slot).connection() != connection.get()) {
-      return absl::AbortedError("the connection that staged these fragments was lost");
-    }
-    request.add_offsets(slot.offset());
-    request.add_header_offsets(static_cast<uint32_t>(tiles_bytes));
-  }
-  v1::CommitResponse response;
-  CRUMB_RETURN_IF_ERROR(connection->stub().Call(
-      {connection->token(), Clock::Real().Now() + timeout}, request, &response));
-  NoteMark(response.flush_mark());
-  for (const StagingSlot& slot : slots) HoldOf(slot).NoteCommitted();
-  return OutcomesOf(response.outcomes(), slots.size());
+  return StartCommit(keyspace, std::move(slots), tiles_bytes, timeout)->Finish();
 }
 
 void RemoteClient::NoteMark(uint64_t mark) {

@@ -38,6 +38,9 @@ class RemoteClient final : public Client {
   absl::StatusOr<std::vector<CommitOutcome>> Commit(const KeyspaceId& keyspace,
                                                     std::vector<StagingSlot> slots,
                                                     size_t tiles_bytes, Duration timeout) override;
+  std::unique_ptr<PendingCommit> StartCommit(const KeyspaceId& keyspace,
+                                             std::vector<StagingSlot> slots, size_t tiles_bytes,
+                                             Duration timeout) override;
   absl::StatusOr<uint64_t> Flush(Duration timeout) override;
   absl::StatusOr<FlushReport> FlushPages(Duration timeout) override;
   absl::StatusOr<MissReason> Get(const KeyspaceId& keyspace, std::span<const PageKey> keys,

@@ -292,6 +292,15 @@ class GrpcStub final : public RpcStub {
                     v1::CommitResponse* response) override {
     return Unary(&Service::Stub::Commit, call, request, response);
   }
+  std::unique_ptr<PendingCall> Start(const CallContext& call, const v1::CommitRequest& request,
+                                     v1::CommitResponse* response) override {
+    auto pending = std::make_unique<GrpcCall<v1::CommitResponse>>(
+        [this](const grpc::Status& status) { return Ended(status); });
+    Prepare(call, pending->context());
+    pending->Send(stub_->PrepareAsyncCommit(&pending->context(), request, &pending->queue()),
+                  response);
+    return pending;
+  }
   absl::Status Call(const CallContext& call, const v1::AbortRequest& request,
                     v1::AbortResponse* response) override {
     return Unary(&Service::Stub::Abort, call, request, response);

@@ -71,6 +71,8 @@ class RpcStub {
   virtual absl::Status Call(const CallContext&, const v1::ReserveRequest&,
                             v1::ReserveResponse*) = 0;
   virtual absl::Status Call(const CallContext&, const v1::CommitRequest&, v1::CommitResponse*) = 0;
+  virtual std::unique_ptr<PendingCall> Start(const CallContext&, const v1::CommitRequest&,
+                                             v1::CommitResponse*) = 0;
   virtual absl::Status Call(const CallContext&, const v1::AbortRequest&, v1::AbortResponse*) = 0;
   virtual absl::Status Call(const CallContext&, const v1::ClaimSlotsRequest&,
                             v1::ClaimSlotsResponse*) = 0;

@@ -65,6 +65,11 @@ class Publisher final : public PagePublisher {
   void PublishBatch(std::vector<Item> batch);
   // Returns the pages that are still to be published through staging memory.
   std::vector<Item> CommitInPlace(std::vector<Item> batch);
+  // Writes pages of one batch to their slots and commits them in parts: crumbd copies a part while
+  // the next one is written. Adds the number of pages whose outcomes were counted to `counted`,
+  // with an error too. REQUIRES: there is a slot for every item, and one at least.
+  absl::Status WriteAndCommit(std::span<const Item> items, std::vector<StagingSlot> slots,
+                              size_t* counted);
   absl::Status Write(std::span<const Item> items, std::span<const StagingSlot> slots) const;
   FragmentHeader HeaderOf(const Item& item, std::vector<uint32_t> sums) const;
   void CountOutcome(CommitOutcome outcome, size_t bytes);

@@ -17,6 +17,7 @@
 #include "common/errno_status.h"
 #include "common/fd_channel.h"
 #include "common/status_macros.h"
+#include "fmt/format.h"
 #include "server/calls/lease_calls.h"
 
 namespace crumb::server {
@@ -32,6 +33,40 @@ constexpr int kBufferBytes = 2 * kCallMessageBytesMax;
 TimePoint DeadlineIn(uint64_t timeout_us, TimePoint now) {
   if (timeout_us > kTimeoutMaxUs) return TimePoint::max();
   return now + std::chrono::microseconds(timeout_us) - kAnswerMargin;
+}
+
+// The kind of call, as metrics count it, and the number of its answer; 0: the message is no call.
+struct CallName {
+  Rpc rpc = Rpc::kAcquire;
+  uint64_t number = 0;
+};
+
+CallName NameOf(const v1::SocketCall& call) {
+  switch (call.call_case()) {
+    case v1::SocketCall::kAcquire:
+      return {Rpc::kAcquire, call.acquire().request()};
+    case v1::SocketCall::kReserve:
+      return {Rpc::kReserve, call.request()};
+    case v1::SocketCall::kCommit:
+      return {Rpc::kCommit, call.request()};
+    case v1::SocketCall::CALL_NOT_SET:
+      break;
+  }
+  return {};
+}
+
+// Keeps the thread that reads all sockets from being held up by one call.
+absl::Status CheckSize(uint64_t fragments, uint64_t key_bytes, const std::string& pool) {
+  if (!pool.empty()) {
+    return absl::InvalidArgumentError("pool: calls about device pools go over gRPC");
+  }
+  if (fragments <= kCallFragmentsMax && key_bytes <= kCallFragmentsMax * sizeof(PageKey)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      fmt::format("a call of {} fragments and {} bytes of keys goes over gRPC: a call socket takes "
+                  "{} of each at most",
+                  fragments, key_bytes, kCallFragmentsMax));
 }
 
 }  // namespace
@@ -64,10 +99,10 @@ struct CallSockets::Call {
 };
 
 absl::StatusOr<std::unique_ptr<CallSockets>> CallSockets::Start(const CallContext& context,
-                                                                size_t answer_bytes_max) {
-  std::unique_ptr<CallSockets> started(new CallSockets(context, answer_bytes_max));
+                                                                Options options) {
+  std::unique_ptr<CallSockets> started(new CallSockets(context, std::move(options)));
   CRUMB_RETURN_IF_ERROR(started->OpenEpoll());
-  started->thread_ = Thread("crumb-calls", [plane = started.get()] { plane->Run(); });
+  started->thread_ = Thread(started->options_.thread, [plane = started.get()] { plane->Run(); });
   return started;
 }
 
@@ -144,14 +179,16 @@ void CallSockets::Run() {
   while (!stopping_.load()) {
     const int count =
         ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
+    const CommitHere here =
+        options_.copies && count == 1 ? CommitHere::kIfSmall : CommitHere::kNever;
     for (int i = 0; i < std::max(count, 0); ++i) {
       const uint64_t number = events[static_cast<size_t>(i)].data.u64;
-      if (number != kWake) OnReadable(number, buffer);
+      if (number != kWake) OnReadable(number, here, buffer);
     }
   }
 }
 
-void CallSockets::OnReadable(uint64_t number, std::span<char> buffer) {
+void CallSockets::OnReadable(uint64_t number, CommitHere here, std::span<char> buffer) {
   std::shared_ptr<Socket> socket;
   {
     MutexLock lock(&mutex_);
@@ -168,38 +205,61 @@ void CallSockets::OnReadable(uint64_t number, std::span<char> buffer) {
     socket->closing->Destroy(socket->owner,
                              std::make_shared<const std::vector<UniqueFd>>(std::move(fds)), count);
   }
-  served = served && Begin(socket, buffer.first(*size));
+  served = served && Begin(socket, here, buffer.first(*size));
   if (!served) Close(number);
 }
 
-bool CallSockets::Begin(const std::shared_ptr<Socket>& socket, std::span<const char> message) {
+bool CallSockets::Begin(const std::shared_ptr<Socket>& socket, CommitHere here,
+                        std::span<const char> message) {
   const auto call = std::make_shared<Call>();
-  if (!call->question.ParseFromArray(message.data(), static_cast<int>(message.size())) ||
-      call->question.acquire().request() == 0) {
+  if (!call->question.ParseFromArray(message.data(), static_cast<int>(message.size()))) {
     return false;
   }
+  const CallName name = NameOf(call->question);
+  if (name.number == 0) return false;
   call->socket = socket;
-  call->scope = std::make_unique<CallScope>(context_, calls_, Rpc::kAcquire);
-  call->answer.set_request(call->question.acquire().request());
+  call->scope = std::make_unique<CallScope>(context_, calls_, name.rpc);
+  call->answer.set_request(name.number);
   {
     MutexLock lock(&mutex_);
     ++open_calls_;
   }
   const absl::Status admitted = call->scope->Admit(socket->session->engine().tenant());
-  if (!admitted.ok()) {
+  if (admitted.ok()) {
+    Serve(call, here);
+  } else {
     End(*call, admitted);
-    return true;
   }
-  server::Acquire(context_, socket->session,
-                  DeadlineIn(call->question.timeout_us(), context_.clock.Now()),
-                  call->question.acquire(), call->answer.mutable_acquire(),
-                  [this, call](const absl::Status& status) { End(*call, status); });
   return true;
+}
+
+void CallSockets::Serve(const std::shared_ptr<Call>& call, CommitHere here) {
+  const std::shared_ptr<Session>& session = call->socket->session;
+  const Done done = [this, call](const absl::Status& status) { End(*call, status); };
+  if (call->question.has_acquire()) {
+    server::Acquire(context_, session,
+                    DeadlineIn(call->question.timeout_us(), context_.clock.Now()),
+                    call->question.acquire(), call->answer.mutable_acquire(), done);
+    return;
+  }
+  if (call->question.has_reserve()) {
+    const v1::ReserveRequest& request = call->question.reserve();
+    const absl::Status fits = CheckSize(request.count(), request.keys().size(), request.pool());
+    return done(fits.ok() ? Reserve(context_, *session, request, call->answer.mutable_reserve())
+                          : fits);
+  }
+  const v1::CommitRequest& request = call->question.commit();
+  const absl::Status fits =
+      CheckSize(static_cast<uint64_t>(request.offsets_size()), 0, request.pool());
+  if (!fits.ok()) return done(fits);
+  server::Commit(context_, session, request, call->answer.mutable_commit(), done, here);
 }
 
 void CallSockets::End(Call& call, const absl::Status& status) {
   if (!status.ok()) {
     call.answer.clear_acquire();
+    call.answer.clear_reserve();
+    call.answer.clear_commit();
     call.answer.set_code(static_cast<uint32_t>(status.code()));
     call.answer.set_error(std::string(status.message()));
   }
@@ -211,7 +271,7 @@ void CallSockets::End(Call& call, const absl::Status& status) {
 }
 
 void CallSockets::Answer(Call& call) {
-  if (call.answer.ByteSizeLong() > answer_bytes_max_) {
+  if (call.answer.has_acquire() && call.answer.ByteSizeLong() > options_.answer_bytes_max) {
     call.answer.mutable_acquire()->clear_fragments();
     call.answer.mutable_acquire()->clear_device_fragments();
     call.answer.set_fragments_apart(true);
@@ -219,10 +279,19 @@ void CallSockets::Answer(Call& call) {
   const std::string bytes = call.answer.SerializeAsString();
   const int fd = call.socket->fd.get();
   if (::send(fd, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) return;
-  // The process has ended, or does not read its responses: it will not release the lease.
-  Session& session = *call.socket->session;
-  context_.sessions.Release(session, session.acquires().Abandon(call.answer.request()));
+  // The process has ended, or does not read its responses.
+  Withdraw(call);
   ::shutdown(fd, SHUT_RDWR);
+}
+
+void CallSockets::Withdraw(Call& call) {
+  Session& session = *call.socket->session;
+  if (call.question.has_acquire()) {
+    context_.sessions.Release(session, session.acquires().Abandon(call.answer.request()));
+  }
+  const auto staging = session.staging();
+  if (staging == nullptr) return;
+  for (const uint64_t offset : call.answer.reserve().offsets()) staging->Abort(offset);
 }
 
 }  // namespace crumb::server

@@ -5,7 +5,9 @@
 #include <atomic>
 #include <memory>
 #include <span>
+#include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "common/call_message.h"
@@ -13,21 +15,31 @@
 #include "common/thread.h"
 #include "crumb/v1/call_socket.pb.h"
 #include "server/calls/call_context.h"
+#include "server/calls/staging_calls.h"
 #include "server/service/call_scope.h"
 #include "server/session/call_plane.h"
 
 namespace crumb::server {
 
-// Serves SocketCalls: an Acquire that passes one thread and two system calls here, none of
-// gRPC's. One thread, woken by its sockets; it never waits for one of them, and closes none of them
+// Serves SocketCalls: Acquires, Reserves and Commits that pass one thread and two system calls
+// here, none of gRPC's. They do what the calls of the same names do over gRPC, within the same
+// bounds. One thread, woken by its sockets; it never waits for one of them, and closes none of them
 // nor what comes with their messages (CallPlane::Open). Sockets are those of
-// FdListener's connections, whose bounds hold for them. Thread-safe.
+// FdListener's connections, whose bounds hold for them. A Commit that this thread does not copy
+// is copied by a commit thread, which sends its answer. Thread-safe.
 class CallSockets final : public CallPlane {
  public:
-  // An answer of more than `answer_bytes_max` goes without its fragments. What `context` refers to
-  // must outlive this.
-  static absl::StatusOr<std::unique_ptr<CallSockets>> Start(
-      const CallContext& context, size_t answer_bytes_max = kCallMessageBytesMax);
+  struct Options {
+    std::string thread = "crumb-calls";
+    size_t answer_bytes_max = kCallMessageBytesMax;  // a longer answer goes without its fragments
+    // A small Commit is copied by this thread, if no other socket waits for it. For sockets that
+    // carry no Acquires.
+    bool copies = false;
+  };
+
+  // What `context` refers to must outlive this.
+  static absl::StatusOr<std::unique_ptr<CallSockets>> Start(const CallContext& context,
+                                                            Options options);
   ~CallSockets() override { Stop(); }
 
   // Begins no call any more, waits for those in progress, and closes the sockets. Idempotent.
@@ -41,21 +53,24 @@ class CallSockets final : public CallPlane {
   struct Socket;
   struct Call;
 
-  CallSockets(const CallContext& context, size_t answer_bytes_max)
+  CallSockets(const CallContext& context, Options options)
       : context_(context),
-        answer_bytes_max_(answer_bytes_max),
+        options_(std::move(options)),
         calls_(context.limits, context.part_max_percent) {}
   absl::Status OpenEpoll();
   absl::Status Watch(int fd, uint64_t number);
   void Run();
-  void OnReadable(uint64_t number, std::span<char> buffer);
-  // False: it is no SocketCall.
-  bool Begin(const std::shared_ptr<Socket>& socket, std::span<const char> message);
+  void OnReadable(uint64_t number, CommitHere here, std::span<char> buffer);
+  // Returns false if the message is no SocketCall with a number.
+  bool Begin(const std::shared_ptr<Socket>& socket, CommitHere here, std::span<const char> message);
+  void Serve(const std::shared_ptr<Call>& call, CommitHere here);
   void End(Call& call, const absl::Status& status);
   void Answer(Call& call);
+  // Takes back what the call was granted: its process does not learn of it.
+  void Withdraw(Call& call);
 
   const CallContext context_;
-  const size_t answer_bytes_max_;
+  const Options options_;
   CallsInProgress calls_;
   UniqueFd epoll_;
   UniqueFd wake_;

@@ -88,6 +88,13 @@ bool RunCommitStep(const CallContext& context, CommitWork& work) {
   return false;
 }
 
+// Returns whether the first step does all of the work.
+bool IsOneStep(const CommitWork& work) {
+  uint64_t bytes = 0;
+  for (const auto& piece : work.pieces) bytes += piece->bytes().size();
+  return work.pieces.size() <= kStepFragments && bytes <= kStepBytes;
+}
+
 }  // namespace
 
 absl::Status Reserve(const CallContext& context, const Session& session,
@@ -116,7 +123,8 @@ absl::Status Reserve(const CallContext& context, const Session& session,
 }
 
 void Commit(const CallContext& context, std::shared_ptr<Session> session,
-            const v1::CommitRequest& request, v1::CommitResponse* response, Done done) {
+            const v1::CommitRequest& request, v1::CommitResponse* response, Done done,
+            CommitHere here) {
   const absl::Status fits = CheckFields(context.limits, request);
   if (!fits.ok()) return done(fits);
   if (!request.pool().empty()) return done(CommitSlots(context, *session, request, response));
@@ -144,6 +152,10 @@ void Commit(const CallContext& context, std::shared_ptr<Session> session,
   work->response = response;
   work->queued_at = context.clock.Now();
   work->done = std::move(done);
+  if (here == CommitHere::kIfSmall && IsOneStep(*work)) {
+    RunCommitStep(context, *work);
+    return;
+  }
   const bool queued = context.commits.SubmitSteps(
       context.caller.name(), [context, work] { return RunCommitStep(context, *work); });
   if (queued) return;

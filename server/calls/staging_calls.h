@@ -14,10 +14,16 @@ namespace crumb::server {
 absl::Status Reserve(const CallContext& context, const Session& session,
                      const v1::ReserveRequest& request, v1::ReserveResponse* response);
 
+// Where a Commit copies and checks. kIfSmall: on the calling thread if the fragments have 2 MiB
+// together at most, which is what the commit threads do for one tenant before they serve the next.
+// That saves waking another thread, and takes no place in limits.commit_queue.
+enum class CommitHere : uint8_t { kNever, kIfSmall };
+
 // Frees every reservation that the request names, whatever comes of it. `response` stays valid
 // until `done`. kInvalidArgument: an offset is not reserved, or arrays differ in length.
 void Commit(const CallContext& context, std::shared_ptr<Session> session,
-            const v1::CommitRequest& request, v1::CommitResponse* response, Done done);
+            const v1::CommitRequest& request, v1::CommitResponse* response, Done done,
+            CommitHere here = CommitHere::kNever);
 
 absl::Status Abort(const CallContext& context, const Session& session,
                    const v1::AbortRequest& request);

@@ -57,10 +57,11 @@ constexpr int kAcceptsAtOnce = 64;
 using SharedFd = std::shared_ptr<const UniqueFd>;
 
 struct Connection {
-  SharedFd socket;     // null once the process closed it
-  UniqueFd pidfd;      // none before the hello
-  SharedFd pools;      // carries PoolRequests; null: `socket` does, or no socket
-  uint64_t calls = 0;  // number of its socket for calls; 0: none
+  SharedFd socket;             // null once the process closed it
+  UniqueFd pidfd;              // none before the hello
+  SharedFd pools;              // carries PoolRequests; null: `socket` does, or no socket
+  uint64_t calls = 0;          // number of its socket for Acquires; 0: none
+  uint64_t staging_calls = 0;  // and of the one for Reserves and Commits
   unsigned user = 0;
   std::shared_ptr<Session> session;  // null before the hello
   std::shared_ptr<SlabGate> slabs;   // null: the process has them all
@@ -461,15 +462,25 @@ class EpollFdListener : public FdListener {
         CRUMB_ASSIGN_OR_RETURN(pools, OpenPools(number, connection));
       }
     }
-    CallPlane::Opened calls;
-    if (hello.call_socket && options_.calls != nullptr) {
-      CRUMB_ASSIGN_OR_RETURN(
-          calls, options_.calls->Open(connection.session, tasks_, OwnerOfConnection(connection)));
+    CallPlane::Opened calls, staging_calls;
+    if (hello.call_socket) {
+      CRUMB_ASSIGN_OR_RETURN(calls, OpenCalls(options_.calls, connection));
       connection.calls = calls.number;
+    }
+    if (hello.staging_socket && connection.session->staging() != nullptr) {
+      CRUMB_ASSIGN_OR_RETURN(staging_calls, OpenCalls(options_.staging_calls, connection));
+      connection.staging_calls = staging_calls.number;
     }
     return AnswerHello(SenderTo(connection), *connection.session, slabs, options_.epoch,
                        static_cast<uint32_t>(options_.limits.lease_pages_max),
-                       {HasPools(connection), pools.get()}, calls.socket.get());
+                       {HasPools(connection), pools.get()},
+                       {calls.socket.get(), staging_calls.socket.get()});
+  }
+
+  // Returns number 0 and no socket without a plane.
+  absl::StatusOr<CallPlane::Opened> OpenCalls(CallPlane* plane, const Connection& connection) {
+    if (plane == nullptr) return CallPlane::Opened();
+    return plane->Open(connection.session, tasks_, OwnerOfConnection(connection));
   }
 
   void OnProcessEnd(uint64_t number, Connection& connection) {
@@ -496,6 +507,9 @@ class EpollFdListener : public FdListener {
 
   void CloseCalls(Connection& connection) const {
     if (connection.calls != 0) options_.calls->Close(std::exchange(connection.calls, 0));
+    if (connection.staging_calls != 0) {
+      options_.staging_calls->Close(std::exchange(connection.staging_calls, 0));
+    }
   }
 
   void Close(uint64_t number) {

@@ -28,7 +28,9 @@ class FdListener {
     uint64_t epoch = 0;  // of the slabs
     SessionTenants tenants = {};
     DevicePools* pools = nullptr;  // null: none; outlives this
-    CallPlane* calls = nullptr;    // null: sessions get no sockets for calls; outlives this
+    // Null: sessions get no sockets for Acquires, or for Reserves and Commits; they outlive this.
+    CallPlane* calls = nullptr;
+    CallPlane* staging_calls = nullptr;
   };
 
   // kAlreadyExists: another crumbd answers there; kNotFound: the folder is missing. The references

@@ -87,6 +87,7 @@ absl::StatusOr<Hello> ReadHello(int socket, FdMessage& message, const SessionLim
   read.request.staging_bytes = hello.staging_bytes();
   read.pool_socket = hello.pool_socket();
   read.call_socket = hello.call_socket();
+  read.staging_socket = hello.staging_socket();
   read.pidfd = std::move(message.fds.front());
   message.fds.clear();
   return read;
@@ -101,7 +102,7 @@ void RefuseHello(int socket, const absl::Status& why) {
 
 absl::Status AnswerHello(const DescriptorSender& send, const Session& session,
                          std::span<const storage::Slab> slabs, uint64_t epoch,
-                         uint32_t lease_pages_max, WelcomePools pools, int call_socket) {
+                         uint32_t lease_pages_max, WelcomePools pools, WelcomeCalls calls) {
   std::vector<int> fds;
   v1::SessionWelcome welcome;
   if (const auto staging = session.staging()) {
@@ -121,9 +122,13 @@ absl::Status AnswerHello(const DescriptorSender& send, const Session& session,
     welcome.set_pool_socket(true);
     fds.push_back(pools.socket);
   }
-  if (call_socket >= 0) {
+  if (calls.acquires >= 0) {
     welcome.set_call_socket(true);
-    fds.push_back(call_socket);
+    fds.push_back(calls.acquires);
+  }
+  if (calls.staging >= 0) {
+    welcome.set_staging_socket(true);
+    fds.push_back(calls.staging);
   }
   return send(welcome.SerializeAsString(), fds);
 }

@@ -30,8 +30,9 @@ struct SessionTenants {
 
 struct Hello {
   SessionTable::OpenRequest request;
-  bool pool_socket = false;  // the process takes a socket for pools
-  bool call_socket = false;  // and one for calls
+  bool pool_socket = false;     // the process takes a socket for pools
+  bool call_socket = false;     // and one for calls
+  bool staging_socket = false;  // and a second one, for Reserve and Commit
   UniqueFd pidfd;
 };
 
@@ -50,15 +51,22 @@ struct WelcomePools {
   int socket = -1;    // where it does; -1: the session's
 };
 
+// The process's ends of its sockets for calls; -1: none.
+struct WelcomeCalls {
+  int acquires = -1;
+  int staging = -1;
+};
+
 // Sends a message, and descriptors with it.
 using DescriptorSender =
     std::function<absl::Status(const std::string& bytes, std::span<const int> fds)>;
 
 // Sends token, descriptors of staging memory and slabs; without slabs the session gets grants.
-// `call_socket`: where the process makes calls; -1: over gRPC alone. Returns the result of `send`.
+// Without sockets for calls, the process makes them over gRPC alone. Returns the result of `send`.
 absl::Status AnswerHello(const DescriptorSender& send, const Session& session,
                          std::span<const storage::Slab> slabs, uint64_t epoch,
-                         uint32_t lease_pages_max, WelcomePools pools = {}, int call_socket = -1);
+                         uint32_t lease_pages_max, WelcomePools pools = {},
+                         WelcomeCalls calls = {});
 
 // Names the owner of what a process can make block (OwnerTasks): its tenant, or without one its
 // user.

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // Both ends of a call socket (docs/adr/0014-calls-without-grpc.md). The first byte says which end
-// is tried, and whether questions name a keyspace that is open; behind it stand messages, each
-// after its size in two bytes.
+// is tried and with which call, whether questions name a keyspace that is open, and whether
+// crumbd's thread copies small Commits; behind it stand messages, each after its size in two bytes.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -21,8 +21,13 @@ namespace {
 
 constexpr unsigned kClientBit = 1;
 constexpr unsigned kOpenKeyspaceBit = 2;
+constexpr unsigned kCopiesBit = 4;
+// The call that the client makes: an Acquire without these bits.
+constexpr unsigned kReserveBit = 8;
+constexpr unsigned kCommitBit = 16;
 constexpr auto kPatience = std::chrono::seconds(60);
-constexpr uint64_t kAsked = 7;  // the request that the client asks
+// The number of the client's call: a CallSocket numbers its Reserves and Commits from 1.
+constexpr uint64_t kAsked = 1;
 
 std::vector<std::string> Split(const std::string& bytes) {
   std::vector<std::string> messages;
@@ -64,12 +69,21 @@ class Questions final : public server::CallFixture {
   Questions() { Store(Key(1)); }
   void TestBody() override {}
 
-  void Ask(const std::vector<std::string>& messages, bool open_keyspace);
+  void Ask(const std::vector<std::string>& messages, bool open_keyspace, bool copies);
   // A question that is answered one page.
   v1::SocketCall Right(uint64_t request) const;
+  // A Reserve that is answered one offset, and a Commit of that one.
+  v1::SocketCall RightReserve(uint64_t request) const;
+  v1::SocketCall RightCommit(uint64_t request) const;
 
  private:
-  using Asked = std::map<uint64_t, size_t>;  // keys by request, the most of one
+  // The most that an answer to one request number may hold.
+  struct Most {
+    size_t keys = 0;
+    size_t reserved = 0;
+    size_t committed = 0;
+  };
+  using Asked = std::map<uint64_t, Most>;
 
   std::string Prepare(const std::string& message, bool open_keyspace, Asked& asked) const;
   void ReadAnswers(int socket, const Asked& asked) const;
@@ -87,11 +101,15 @@ v1::SocketCall Questions::Right(uint64_t request) const {
 std::string Questions::Prepare(const std::string& message, bool open_keyspace, Asked& asked) const {
   v1::SocketCall call;
   if (!call.ParseFromString(message)) return message;
-  const size_t keys = call.acquire().keys().size() / sizeof(PageKey);
-  size_t& most = asked[call.acquire().request()];
-  most = std::max(most, keys);
-  if (!open_keyspace || !call.has_acquire()) return message;
-  call.mutable_acquire()->set_keyspace(std::string(keyspace_->id.view()));
+  Most& most = asked[call.has_acquire() ? call.acquire().request() : call.request()];
+  most.keys = std::max(most.keys, call.acquire().keys().size() / sizeof(PageKey));
+  most.reserved = std::max<size_t>(most.reserved, call.reserve().count());
+  most.committed = std::max(most.committed, static_cast<size_t>(call.commit().offsets_size()));
+  if (!open_keyspace) return message;
+  const std::string id(keyspace_->id.view());
+  if (call.has_acquire()) call.mutable_acquire()->set_keyspace(id);
+  if (call.has_reserve()) call.mutable_reserve()->set_keyspace(id);
+  if (call.has_commit()) call.mutable_commit()->set_keyspace(id);
   return call.SerializeAsString();
 }
 
@@ -101,14 +119,37 @@ void Questions::ReadAnswers(int socket, const Asked& asked) const {
     Check(answer.ParseFromString(message));
     const auto question = asked.find(answer.request());
     Check(question != asked.end() && answer.request() != 0);
-    Check(answer.code() == 0 || !answer.has_acquire());
-    Check(answer.acquire().hit_pages() <= question->second);
+    Check(answer.code() == 0 ||
+          !(answer.has_acquire() || answer.has_reserve() || answer.has_commit()));
+    const Most& most = question->second;
+    Check(answer.acquire().hit_pages() <= most.keys);
+    Check(static_cast<size_t>(answer.reserve().offsets_size()) <=
+          std::min<size_t>(most.reserved, kCallFragmentsMax));
+    Check(static_cast<size_t>(answer.commit().outcomes_size()) <=
+          std::min<size_t>(most.committed, kCallFragmentsMax));
     Check((answer.acquire().lease() != 0) == (answer.acquire().hit_pages() > 0));
   }
 }
 
-void Questions::Ask(const std::vector<std::string>& messages, bool open_keyspace) {
-  const auto sockets = server::CallSockets::Start(context_).value();
+v1::SocketCall Questions::RightReserve(uint64_t request) const {
+  v1::SocketCall call;
+  call.set_request(request);
+  call.mutable_reserve()->set_count(1);
+  call.mutable_reserve()->set_fragment_bytes(fragment_bytes());
+  return call;
+}
+
+v1::SocketCall Questions::RightCommit(uint64_t request) const {
+  v1::SocketCall call;
+  call.set_request(request);
+  call.mutable_commit()->set_keyspace(std::string(keyspace_->id.view()));
+  call.mutable_commit()->add_offsets(0);
+  call.mutable_commit()->add_header_offsets(tiles_bytes());
+  return call;
+}
+
+void Questions::Ask(const std::vector<std::string>& messages, bool open_keyspace, bool copies) {
+  const auto sockets = server::CallSockets::Start(context_, {.copies = copies}).value();
   const auto session = OpenSession();
   const auto closing = std::make_shared<OwnerTasks>(OwnerTasks::Options{.name = "closing"});
   const auto hostile = sockets->Open(session, closing, "user").value();
@@ -128,16 +169,51 @@ void Questions::Ask(const std::vector<std::string>& messages, bool open_keyspace
   sockets->Stop();
   sessions_.End(session);
   Check(store_.Stats().leases == 0);
+  Check(session->staging() == nullptr);
 }
 
-// A client that has asked kAsked reads `messages` and the end behind them.
-void Answer(const std::vector<std::string>& messages) {
+// The client's call, by the bits of the first byte, and its response as bytes.
+struct ClientCall {
+  v1::AcquireRequest acquire;
+  v1::ReserveRequest reserve;
+  v1::CommitRequest commit;
+  v1::AcquireResponse acquired;
+  v1::ReserveResponse reserved;
+  v1::CommitResponse committed;
+  client::CallSocket::ResponseFlags flags;
+
+  std::unique_ptr<client::PendingCall> Start(client::CallSocket& calls) {
+    const TimePoint deadline = Clock::Real().Now() + kPatience;
+    if ((first & kReserveBit) != 0) return calls.Start(reserve, deadline, &reserved);
+    if ((first & kCommitBit) != 0) return calls.Start(commit, deadline, &committed);
+    acquire.set_request(kAsked);
+    return calls.Start(acquire, deadline, &acquired, &flags);
+  }
+  // Whether the response is the one of this kind in `answer`.
+  bool Received(const v1::SocketAnswer& answer) const {
+    return acquired.SerializeAsString() + reserved.SerializeAsString() +
+               committed.SerializeAsString() ==
+           Expected(answer);
+  }
+  unsigned first = 0;
+
+ private:
+  std::string Expected(const v1::SocketAnswer& answer) const {
+    if ((first & kReserveBit) != 0) return answer.reserve().SerializeAsString();
+    if ((first & kCommitBit) != 0) return answer.commit().SerializeAsString();
+    return answer.acquire().SerializeAsString();
+  }
+};
+
+// A client whose call is kAsked reads `messages` and the end behind them.
+void Answer(const std::vector<std::string>& messages, unsigned first) {
   int ends[2];
   Check(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
   const UniqueFd crumbd(ends[0]);
   client::CallSocket calls{UniqueFd(ends[1])};
   v1::SocketAnswer expected;
-  bool decided = false;  // by an answer, or by a message that is none
+  bool decided = false;      // by an answer, or by a message that is none
+  size_t other_offsets = 0;  // in answers to other calls
   for (const std::string& message : messages) {
     if (!Send(crumbd.get(), message)) break;
     if (decided) continue;
@@ -145,38 +221,39 @@ void Answer(const std::vector<std::string>& messages) {
     const bool sound = !message.empty() && answer.ParseFromString(message);
     decided = !sound || answer.request() == kAsked;
     if (sound && decided) expected = answer;
+    if (!decided) other_offsets += static_cast<size_t>(answer.reserve().offsets_size());
   }
   ::shutdown(crumbd.get(), SHUT_WR);
 
-  v1::AcquireRequest request;
-  request.set_request(kAsked);
-  v1::AcquireResponse response;
-  client::CallSocket::ResponseFlags extent;
-  const auto call = calls.Start(request, Clock::Real().Now() + kPatience, &response, &extent);
+  ClientCall made;
+  made.first = first;
+  const auto call = made.Start(calls);
   Check(call != nullptr);
   const absl::Status status = call->Finish();
+  Check(calls.TakeAbandonedOffsets().size() <= other_offsets);
   if (expected.request() != kAsked) {
     Check(absl::IsUnavailable(status));
-    Check(calls.Start(request, Clock::Real().Now() + kPatience, &response, &extent) == nullptr);
+    Check(made.Start(calls) == nullptr);
     return;
   }
   Check(status.ok() == (expected.code() == 0));
   if (!status.ok()) return;
-  Check(response.SerializeAsString() == expected.acquire().SerializeAsString());
-  Check(extent.fragments_apart == expected.fragments_apart());
+  Check(made.Received(expected));
+  const bool acquire = (first & (kReserveBit | kCommitBit)) == 0;
+  Check(made.flags.fragments_apart == (acquire && expected.fragments_apart()));
 }
 
 void Run(std::span<const std::byte> input) {
   if (input.empty()) return;
   const auto first = static_cast<unsigned>(input[0]);
   const std::vector<std::string> messages = Split(TextOf(input.subspan(1)));
-  if ((first & kClientBit) != 0) return Answer(messages);
-  Questions().Ask(messages, (first & kOpenKeyspaceBit) != 0);
+  if ((first & kClientBit) != 0) return Answer(messages, first);
+  Questions().Ask(messages, (first & kOpenKeyspaceBit) != 0, (first & kCopiesBit) != 0);
 }
 
 std::string AnswerSeed() {
   v1::SocketAnswer late;
-  late.set_request(kAsked - 1);
+  late.set_request(kAsked + 1);
   late.mutable_acquire()->set_lease(3);
   v1::SocketAnswer answer;
   answer.set_request(kAsked);
@@ -199,6 +276,28 @@ std::string RefusalSeed() {
   return Join(kClientBit, {refusal.SerializeAsString()});
 }
 
+std::vector<std::string> StagingSeeds(const Questions& questions) {
+  v1::SocketAnswer late;
+  late.set_request(kAsked + 1);
+  late.mutable_reserve()->add_offsets(512);
+  v1::SocketAnswer reserved;
+  reserved.set_request(kAsked);
+  reserved.mutable_reserve()->add_offsets(1024);
+  v1::SocketAnswer committed;
+  committed.set_request(kAsked);
+  committed.mutable_commit()->add_outcomes(v1::COMMIT_OUTCOME_STORED);
+  committed.mutable_commit()->set_flush_mark(3);
+  v1::SocketCall keys = questions.RightReserve(7);
+  keys.mutable_reserve()->set_keyspace(std::string(32, 'k'));
+  keys.mutable_reserve()->set_keys(std::string(64, 'p'));
+  const std::vector<std::string> put = {questions.RightReserve(5).SerializeAsString(),
+                                        questions.RightCommit(6).SerializeAsString()};
+  return {Join(kOpenKeyspaceBit, put), Join(kOpenKeyspaceBit | kCopiesBit, put),
+          Join(kOpenKeyspaceBit, {keys.SerializeAsString(), put[1], put[1]}),
+          Join(kClientBit | kReserveBit, {late.SerializeAsString(), reserved.SerializeAsString()}),
+          Join(kClientBit | kCommitBit, {committed.SerializeAsString()})};
+}
+
 std::vector<std::string> Seeds() {
   const Questions questions;
   v1::SocketCall ranged = questions.Right(2);
@@ -210,11 +309,13 @@ std::vector<std::string> Seeds() {
   joining.mutable_acquire()->set_lease(1);
   joining.mutable_acquire()->add_pools(std::string(16, 'p'));
   joining.mutable_acquire()->set_window_tokens(256);
-  return {
+  std::vector<std::string> seeds = {
       Join(kOpenKeyspaceBit, {questions.Right(1).SerializeAsString()}),
       Join(kOpenKeyspaceBit, {questions.Right(1).SerializeAsString(), ranged.SerializeAsString(),
                               joining.SerializeAsString(), questions.Right(1).SerializeAsString()}),
       Join(0, {questions.Right(4).SerializeAsString()}), AnswerSeed(), RefusalSeed()};
+  for (std::string& seed : StagingSeeds(questions)) seeds.push_back(std::move(seed));
+  return seeds;
 }
 
 }  // namespace

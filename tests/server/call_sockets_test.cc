@@ -2,9 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/calls/call_sockets.h"
 
-#include <poll.h>
-#include <sys/socket.h>
-
 #include <random>
 #include <string>
 #include <vector>
@@ -12,75 +9,13 @@
 #include "gmock/gmock.h"
 #include "server/calls/lease_calls.h"
 #include "tests/common/eventually.h"
-#include "tests/server/call_fixture.h"
+#include "tests/server/call_sockets_fixture.h"
 #include "tests/server/hostile_descriptors.h"
 
 namespace crumb::server {
 namespace {
 
 using testing::HasSubstr;
-
-constexpr int kPatienceMs = 20'000;
-
-class CallSocketsTest : public CallFixture {
- protected:
-  CallSocketsTest() {
-    for (int i = 0; i < 8; ++i) Store(Key(i));
-  }
-
-  void Start(size_t answer_bytes_max = kCallMessageBytesMax) {
-    calls_ = CallSockets::Start(context_, answer_bytes_max).value();
-    session_ = OpenSession();
-    opened_ = Open(session_);
-  }
-
-  CallPlane::Opened Open(const std::shared_ptr<Session>& session) {
-    return calls_->Open(session, closing_, "user").value();
-  }
-
-  v1::SocketCall Call(uint64_t number, int first, int count) const {
-    v1::SocketCall call;
-    call.set_timeout_us(uint64_t{60} * 1'000'000);
-    call.mutable_acquire()->set_request(number);
-    call.mutable_acquire()->set_keyspace(std::string(keyspace_->id.view()));
-    call.mutable_acquire()->set_keys(Keys(first, count));
-    return call;
-  }
-
-  static void Send(int socket, const std::string& bytes) {
-    EXPECT_EQ(::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL),
-              static_cast<ssize_t>(bytes.size()));
-  }
-  void Ask(const v1::SocketCall& call) { Send(opened_.socket.get(), call.SerializeAsString()); }
-
-  // Bytes of the next message; 0: the end.
-  static ssize_t Receive(int socket, std::string* bytes) {
-    bytes->resize(kCallMessageBytesMax);
-    pollfd waiting{socket, POLLIN, 0};
-    EXPECT_EQ(::poll(&waiting, 1, kPatienceMs), 1);
-    const ssize_t size = ::recv(socket, bytes->data(), bytes->size(), MSG_DONTWAIT);
-    bytes->resize(static_cast<size_t>(std::max<ssize_t>(size, 0)));
-    return size;
-  }
-  v1::SocketAnswer Answer() {
-    std::string bytes;
-    v1::SocketAnswer answer;
-    EXPECT_GT(Receive(opened_.socket.get(), &bytes), 0);
-    EXPECT_TRUE(answer.ParseFromString(bytes));
-    return answer;
-  }
-  static bool IsClosed(int socket) {
-    std::string bytes;
-    return Receive(socket, &bytes) <= 0;
-  }
-  size_t leases() const { return static_cast<size_t>(store_.Stats().leases); }
-
-  const std::shared_ptr<OwnerTasks> closing_ =
-      std::make_shared<OwnerTasks>(OwnerTasks::Options{.name = "closing"});
-  std::unique_ptr<CallSockets> calls_;
-  std::shared_ptr<Session> session_;
-  CallPlane::Opened opened_;
-};
 
 TEST_F(CallSocketsTest, AnswersWhatAcquireAnswers) {
   Start();
@@ -132,7 +67,7 @@ TEST_F(CallSocketsTest, MoreCallsThanTheBoundAllowsAreRefused) {
 }
 
 TEST_F(CallSocketsTest, FragmentsThatDoNotFitAreAnsweredToWhoNamesTheLease) {
-  Start(64);
+  Start({.answer_bytes_max = 64});
   Ask(Call(1, 0, 8));
   const v1::SocketAnswer answer = Answer();
   EXPECT_TRUE(answer.fragments_apart());

@@ -122,7 +122,7 @@ TEST_F(FdListenerTest, AHelloGetsTokenStagingAndSlabs) {
 }
 
 TEST_F(FdListenerTest, WhoAsksForOneGetsASocketForCalls) {
-  const auto calls = CallSockets::Start(context_).value();
+  const auto calls = CallSockets::Start(context_, {}).value();
   listener_.reset();
   listener_ = FdListener::Start(
                   {.path = path_, .limits = ShortPatience(), .epoch = 42, .calls = calls.get()},
@@ -152,6 +152,51 @@ TEST_F(FdListenerTest, WhoAsksForOneGetsASocketForCalls) {
   // It goes with the session's connection.
   socket.Reset();
   EXPECT_TRUE(IsClosed(received[2].get()));
+  listener_.reset();
+}
+
+TEST_F(FdListenerTest, WhoAsksForOneGetsASocketForStagingCalls) {
+  const auto calls = CallSockets::Start(context_, {}).value();
+  const auto staging = CallSockets::Start(context_, {}).value();
+  listener_.reset();
+  listener_ = FdListener::Start({.path = path_,
+                                 .limits = ShortPatience(),
+                                 .epoch = 42,
+                                 .calls = calls.get(),
+                                 .staging_calls = staging.get()},
+                                sessions_, store_, metrics_)
+                  .value();
+  const UniqueFd pidfd = PidfdOf(::getpid());
+  const int fds[] = {pidfd.get()};
+  std::vector<UniqueFd> received;
+  v1::SessionHello hello = Hello();
+  hello.set_call_socket(true);
+  hello.set_staging_socket(true);
+  UniqueFd socket = Connect();
+  const v1::SessionWelcome both = Greet(socket.get(), hello.SerializeAsString(), fds, &received);
+  EXPECT_TRUE(both.call_socket() && both.staging_socket());
+  ASSERT_EQ(received.size(), 4u);
+  v1::SocketCall call;
+  call.set_request(5);
+  call.mutable_reserve()->set_count(1);
+  call.mutable_reserve()->set_fragment_bytes(512);
+  const std::string asked = call.SerializeAsString();
+  ASSERT_EQ(::send(received[3].get(), asked.data(), asked.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(asked.size()));
+  const auto message = ReceiveFdMessage(received[3].get());
+  v1::SocketAnswer answer;
+  ASSERT_TRUE(message.ok() && answer.ParseFromString(message->bytes));
+  EXPECT_EQ(answer.request(), 5u);
+  EXPECT_EQ(answer.reserve().offsets_size(), 1);
+  const std::vector<UniqueFd> sockets = std::move(received);
+  socket.Reset();  // both go with the session's connection
+  EXPECT_TRUE(IsClosed(sockets[2].get()));
+  EXPECT_TRUE(IsClosed(sockets[3].get()));
+  // A session without staging memory has nothing to reserve.
+  hello.set_staging_bytes(0);
+  const UniqueFd reader = Connect();
+  EXPECT_FALSE(Greet(reader.get(), hello.SerializeAsString(), fds, &received).staging_socket());
+  EXPECT_EQ(received.size(), 2u);
   listener_.reset();
 }
 

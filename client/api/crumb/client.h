@@ -88,6 +88,12 @@ class Client {
                                                             std::vector<StagingSlot> slots,
                                                             size_t tiles_bytes,
                                                             Duration timeout) = 0;
+  // Sends a Commit and returns without waiting for the response, so that the caller can write the
+  // next slots while crumbd copies these. The client must outlive the result. The default
+  // implementation does all the work here.
+  virtual std::unique_ptr<PendingCommit> StartCommit(const KeyspaceId& keyspace,
+                                                     std::vector<StagingSlot> slots,
+                                                     size_t tiles_bytes, Duration timeout);
 
   // Blocks until every page that was committed before, and that crumbd's SSD tier admits, is
   // durable. Returns the number of durable pages. Errors name how many pages are not durable and

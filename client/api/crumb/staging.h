@@ -8,9 +8,11 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/fragment_header.h"
 #include "common/page_key.h"
 #include "crumb/acquire.h"
@@ -53,6 +55,27 @@ enum class CommitOutcome {
   kDeduplicated = 2,  // the tiles are in the cache already
   kRefused = 3,       // the header, checksums, keyspace or size are wrong
   kNoRoom = 4,        // every tier is full of leased pages
+};
+
+// A Commit that is in flight. Destroying it before Finish abandons the outcomes; crumbd may have
+// committed the fragments.
+class PendingCommit {
+ public:
+  virtual ~PendingCommit() = default;
+  // Blocks until the response has arrived and returns the result of the Commit. REQUIRES: it is
+  // called at most once.
+  virtual absl::StatusOr<std::vector<CommitOutcome>> Finish() = 0;
+};
+
+// A Commit whose result is known.
+class FinishedCommit final : public PendingCommit {
+ public:
+  explicit FinishedCommit(absl::StatusOr<std::vector<CommitOutcome>> result)
+      : result_(std::move(result)) {}
+  absl::StatusOr<std::vector<CommitOutcome>> Finish() override { return std::move(result_); }
+
+ private:
+  absl::StatusOr<std::vector<CommitOutcome>> result_;
 };
 
 // A fragment as bytes, for callers without shared memory.

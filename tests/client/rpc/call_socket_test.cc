@@ -158,6 +158,90 @@ TEST_F(CallSocketTest, ASocketThatTakesNoMoreIsNotWaitedFor) {
   EXPECT_NE(Ask(2), nullptr);
 }
 
+TEST_F(CallSocketTest, ReservesAndCommits) {
+  v1::ReserveRequest reserve;
+  reserve.set_count(3);
+  reserve.set_fragment_bytes(4096);
+  v1::ReserveResponse reserved;
+  auto call = calls_->Start(reserve, Clock::Real().Now() + kPatience, &reserved);
+  ASSERT_NE(call, nullptr);
+  const v1::SocketCall asked = Question();
+  EXPECT_NE(asked.request(), 0u);
+  EXPECT_EQ(asked.reserve().SerializeAsString(), reserve.SerializeAsString());
+  v1::SocketAnswer answer;
+  answer.set_request(asked.request());
+  answer.mutable_reserve()->add_offsets(512);
+  Send(answer.SerializeAsString());
+  EXPECT_TRUE(call->Finish().ok());
+  EXPECT_EQ(reserved.SerializeAsString(), answer.reserve().SerializeAsString());
+
+  v1::CommitRequest commit;
+  commit.add_offsets(512);
+  commit.add_header_offsets(4000);
+  v1::CommitResponse committed;
+  call = calls_->Start(commit, Clock::Real().Now() + kPatience, &committed);
+  ASSERT_NE(call, nullptr);
+  const v1::SocketCall question = Question();
+  EXPECT_GT(question.request(), asked.request());
+  EXPECT_EQ(question.commit().SerializeAsString(), commit.SerializeAsString());
+  answer.Clear();
+  answer.set_request(question.request());
+  answer.mutable_commit()->add_outcomes(v1::COMMIT_OUTCOME_STORED);
+  answer.mutable_commit()->set_flush_mark(9);
+  Send(answer.SerializeAsString());
+  EXPECT_TRUE(call->Finish().ok());
+  EXPECT_EQ(committed.SerializeAsString(), answer.commit().SerializeAsString());
+}
+
+TEST_F(CallSocketTest, RoomOfAbandonedReservesIsReturnedToTheCaller) {
+  v1::ReserveRequest request;
+  v1::ReserveResponse response;
+  v1::SocketAnswer answer;
+  for (const uint64_t offset : {512, 1024}) {
+    calls_->Start(request, Clock::Real().Now() + kPatience, &response).reset();
+    answer.set_request(Question().request());
+    answer.mutable_reserve()->clear_offsets();
+    answer.mutable_reserve()->add_offsets(offset);
+    Send(answer.SerializeAsString());
+  }
+  EXPECT_TRUE(calls_->TakeAbandonedOffsets().empty());  // not received yet
+  const auto call = calls_->Start(request, Clock::Real().Now() + kPatience, &response);
+  answer.set_request(Question().request());
+  answer.mutable_reserve()->clear_offsets();
+  answer.mutable_reserve()->add_offsets(2048);
+  Send(answer.SerializeAsString());
+  EXPECT_TRUE(call->Finish().ok());
+  EXPECT_EQ(response.offsets_size(), 1);
+  EXPECT_EQ(response.offsets(0), 2048u);
+  EXPECT_EQ(calls_->TakeAbandonedOffsets(), (std::vector<uint64_t>{512, 1024}));
+  EXPECT_TRUE(calls_->TakeAbandonedOffsets().empty());
+}
+
+TEST_F(CallSocketTest, WhatCrumbdRefusesOnASocketGoesElsewhere) {
+  const TimePoint deadline = Clock::Real().Now() + kPatience;
+  v1::ReserveRequest reserve;
+  v1::ReserveResponse reserved;
+  reserve.set_count(kCallFragmentsMax + 1);
+  EXPECT_EQ(calls_->Start(reserve, deadline, &reserved), nullptr);
+  reserve.set_count(kCallFragmentsMax);
+  reserve.set_keys(std::string((kCallFragmentsMax + 1) * 32, 'k'));
+  EXPECT_EQ(calls_->Start(reserve, deadline, &reserved), nullptr);
+  reserve.set_keys(std::string(kCallFragmentsMax * 32, 'k'));
+  reserve.set_pool(std::string(16, 'p'));
+  EXPECT_EQ(calls_->Start(reserve, deadline, &reserved), nullptr);
+  reserve.clear_pool();
+  EXPECT_NE(calls_->Start(reserve, deadline, &reserved), nullptr);
+  v1::CommitRequest commit;
+  v1::CommitResponse committed;
+  for (int i = 0; i <= kCallFragmentsMax; ++i) commit.add_offsets(UINT64_MAX);
+  EXPECT_EQ(calls_->Start(commit, deadline, &committed), nullptr);
+  commit.mutable_offsets()->RemoveLast();
+  commit.set_pool(std::string(16, 'p'));
+  EXPECT_EQ(calls_->Start(commit, deadline, &committed), nullptr);
+  commit.clear_pool();
+  EXPECT_NE(calls_->Start(commit, deadline, &committed), nullptr);
+}
+
 TEST_F(CallSocketTest, ThreadsShareItAndEachGetsItsOwnAnswer) {
   Thread answering("crumbd", [this] {
     std::string bytes(kCallMessageBytesMax, '\0');

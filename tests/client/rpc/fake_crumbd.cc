@@ -90,15 +90,15 @@ absl::Status FakeCrumbd::Welcome(UniqueFd socket) {
   Room room;
   CRUMB_ASSIGN_OR_RETURN(room.staging, Mapping::Of(staging_fd.get(), hello.staging_bytes(),
                                                    Mapping::Access::kReadWrite));
-  UniqueFd calls;
+  const size_t calls_before = calls_.size();
+  std::vector<UniqueFd> calls;
   if (call_sockets && hello.call_socket()) {
-    int ends[2];
-    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-      return absl::InternalError("socketpair");
-    }
-    calls_.emplace_back(ends[0]);
-    calls = UniqueFd(ends[1]);
+    CRUMB_ASSIGN_OR_RETURN(calls.emplace_back(), OpenCalls());
     welcome.set_call_socket(true);
+  }
+  if (staging_sockets && hello.staging_socket()) {
+    CRUMB_ASSIGN_OR_RETURN(calls.emplace_back(), OpenCalls());
+    welcome.set_staging_socket(true);
   }
   MutexLock lock(&mutex_);
   std::string token(16, '\0');
@@ -112,17 +112,27 @@ absl::Status FakeCrumbd::Welcome(UniqueFd socket) {
   welcome.set_slab_count(1);
   welcome.set_staging_bytes(hello.staging_bytes());
   std::vector<int> fds = {staging_fd.get(), slab_fd_.get()};
-  if (calls.valid()) fds.push_back(calls.get());
+  for (const UniqueFd& end : calls) fds.push_back(end.get());
   CRUMB_RETURN_IF_ERROR(SendFdMessage(socket.get(), welcome.SerializeAsString(), fds));
   room.socket = std::move(socket);
   const auto* bytes = reinterpret_cast<const uint8_t*>(token.data());
   const std::string session = HexEncode({bytes, token.size()});
   sessions_[session] = std::move(room);
-  if (!calls.valid()) return absl::OkStatus();
-  call_threads_.emplace_back("fake-calls", [this, session, answering = calls_.back().get()] {
-    AnswerCalls(session, answering);
-  });
+  for (size_t i = calls_before; i < calls_.size(); ++i) {
+    call_threads_.emplace_back("fake-calls", [this, session, answering = calls_[i].get()] {
+      AnswerCalls(session, answering);
+    });
+  }
   return absl::OkStatus();
+}
+
+absl::StatusOr<UniqueFd> FakeCrumbd::OpenCalls() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    return absl::InternalError("socketpair");
+  }
+  calls_.emplace_back(ends[0]);
+  return UniqueFd(ends[1]);
 }
 
 void FakeCrumbd::AnswerCalls(const std::string& session, int socket) {
@@ -131,24 +141,37 @@ void FakeCrumbd::AnswerCalls(const std::string& session, int socket) {
     const ssize_t size = ::recv(socket, bytes.data(), bytes.size(), 0);
     v1::SocketCall call;
     if (size <= 0 || !call.ParseFromArray(bytes.data(), static_cast<int>(size))) return;
-    ++acquires_;
-    ++socket_calls_;
     v1::SocketAnswer answer;
-    answer.set_request(call.acquire().request());
-    {
+    answer.set_request(call.has_acquire() ? call.acquire().request() : call.request());
+    if (call.has_acquire()) {
+      AnswerAcquire(session, call.acquire(), &answer);
+    } else {
+      ++staging_calls_;
       MutexLock lock(&mutex_);
-      while (block_acquire && !stopping_) {
+      while (block_commit && call.has_commit() && !stopping_) {
         changed_.WaitUntil(&mutex_, Clock::Real().Now() + std::chrono::milliseconds(1));
       }
-      AcquireLocked(sessions_[session], call.acquire(), answer.mutable_acquire());
-    }
-    if (fragments_apart) {
-      answer.mutable_acquire()->clear_fragments();
-      answer.set_fragments_apart(true);
+      Room& room = sessions_[session];
+      if (call.has_reserve()) ReserveLocked(room, call.reserve(), answer.mutable_reserve());
+      if (call.has_commit()) CommitLocked(room, call.commit(), answer.mutable_commit());
     }
     const std::string answered = answer.SerializeAsString();
     ::send(socket, answered.data(), answered.size(), MSG_NOSIGNAL);
   }
+}
+
+void FakeCrumbd::AnswerAcquire(const std::string& session, const v1::AcquireRequest& request,
+                               v1::SocketAnswer* answer) {
+  ++acquires_;
+  ++socket_calls_;
+  MutexLock lock(&mutex_);
+  while (block_acquire && !stopping_) {
+    changed_.WaitUntil(&mutex_, Clock::Real().Now() + std::chrono::milliseconds(1));
+  }
+  AcquireLocked(sessions_[session], request, answer->mutable_acquire());
+  if (!fragments_apart) return;
+  answer->mutable_acquire()->clear_fragments();
+  answer->set_fragments_apart(true);
 }
 
 FakeCrumbd::Room* FakeCrumbd::Find(Context* context) {
@@ -296,25 +319,30 @@ grpc::Status FakeCrumbd::Reserve(Context* context, const v1::ReserveRequest* req
   MutexLock lock(&mutex_);
   Room* room = Find(context);
   if (room == nullptr) return {grpc::StatusCode::UNAUTHENTICATED, "no session"};
-  if (no_staging_room) return grpc::Status::OK;
-  const uint64_t bytes = RoundUp(request->fragment_bytes());
+  ReserveLocked(*room, *request, response);
+  return grpc::Status::OK;
+}
+
+void FakeCrumbd::ReserveLocked(Room& room, const v1::ReserveRequest& request,
+                               v1::ReserveResponse* response) {
+  if (no_staging_room) return;
+  const uint64_t bytes = RoundUp(request.fragment_bytes());
   uint64_t offset = 0;
   // First fit between the reserved ranges.
-  for (auto next = room->rooms.begin();
-       response->offsets_size() < static_cast<int>(request->count());) {
-    const uint64_t end = next == room->rooms.end() ? room->staging.size() : next->first;
+  for (auto next = room.rooms.begin();
+       response->offsets_size() < static_cast<int>(request.count());) {
+    const uint64_t end = next == room.rooms.end() ? room.staging.size() : next->first;
     if (offset + bytes <= end) {
-      room->rooms[offset] = bytes;
+      room.rooms[offset] = bytes;
       response->add_offsets(offset);
       offset += bytes;
-    } else if (next == room->rooms.end()) {
+    } else if (next == room.rooms.end()) {
       break;
     } else {
       offset = next->first + next->second;
       ++next;
     }
   }
-  return grpc::Status::OK;
 }
 
 v1::CommitOutcome FakeCrumbd::CommitOne(Room& room, uint64_t offset, uint32_t tiles_bytes) {
@@ -344,10 +372,15 @@ grpc::Status FakeCrumbd::Commit(Context* context, const v1::CommitRequest* reque
   MutexLock lock(&mutex_);
   Room* room = Find(context);
   if (room == nullptr) return {grpc::StatusCode::UNAUTHENTICATED, "no session"};
-  for (int i = 0; i < request->offsets_size(); ++i) {
-    response->add_outcomes(CommitOne(*room, request->offsets(i), request->header_offsets(i)));
-  }
+  CommitLocked(*room, *request, response);
   return grpc::Status::OK;
+}
+
+void FakeCrumbd::CommitLocked(Room& room, const v1::CommitRequest& request,
+                              v1::CommitResponse* response) {
+  for (int i = 0; i < request.offsets_size(); ++i) {
+    response->add_outcomes(CommitOne(room, request.offsets(i), request.header_offsets(i)));
+  }
 }
 
 grpc::Status FakeCrumbd::Abort(Context* context, const v1::AbortRequest* request,

@@ -19,6 +19,7 @@
 #include "common/thread.h"
 #include "common/unique_fd.h"
 #include "crumb/v1/cache_service.grpc.pb.h"
+#include "crumb/v1/call_socket.pb.h"
 
 namespace crumb::client {
 
@@ -43,7 +44,9 @@ class FakeCrumbd final : public v1::CacheService::Service {
   std::atomic<bool> refuse_commits{false};
   std::atomic<bool> no_staging_room{false};
   std::atomic<bool> refuse_hello{false};
-  std::atomic<bool> call_sockets{false};     // for sessions opened from now on
+  // For sessions opened from now on: sockets for Acquires, and for Reserves and Commits.
+  std::atomic<bool> call_sockets{false};
+  std::atomic<bool> staging_sockets{false};
   std::atomic<bool> fragments_apart{false};  // responses on call sockets have no fragments
   std::atomic<bool> claim_coverage{false};   // pages hit although fragments are missing
   std::atomic<bool> bf16_only{false};        // state of keyspaces opened from now on
@@ -69,7 +72,8 @@ class FakeCrumbd final : public v1::CacheService::Service {
   size_t reservations() const;
   size_t sessions() const;  // sessions with an open socket
   uint64_t acquires() const { return acquires_.load(); }
-  uint64_t socket_calls() const { return socket_calls_.load(); }  // Acquires over call sockets
+  uint64_t socket_calls() const { return socket_calls_.load(); }    // Acquires over call sockets
+  uint64_t staging_calls() const { return staging_calls_.load(); }  // over staging sockets
   // Acquires that named a lease and were granted it
   uint64_t joins() const { return joins_.load(); }
   v1::SessionRequest::Counters counters() const;
@@ -98,8 +102,16 @@ class FakeCrumbd final : public v1::CacheService::Service {
   absl::Status Listen();
   void Accept();
   absl::Status Welcome(UniqueFd socket);
-  // Serves a session's call socket until it is closed.
+  // Returns the process's end of a new socket for calls, and adds the other one to calls_.
+  absl::StatusOr<UniqueFd> OpenCalls();
+  // Serves one of a session's sockets for calls until it is closed.
   void AnswerCalls(const std::string& session, int socket);
+  void AnswerAcquire(const std::string& session, const v1::AcquireRequest& request,
+                     v1::SocketAnswer* answer);
+  void ReserveLocked(Room& room, const v1::ReserveRequest& request, v1::ReserveResponse* response)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CommitLocked(Room& room, const v1::CommitRequest& request, v1::CommitResponse* response)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AcquireLocked(const Room& room, const v1::AcquireRequest& request,
                      v1::AcquireResponse* response) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Room* Find(Context* context) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -138,6 +150,7 @@ class FakeCrumbd final : public v1::CacheService::Service {
   std::atomic<uint64_t> acquires_{0};
   std::atomic<uint64_t> joins_{0};
   std::atomic<uint64_t> socket_calls_{0};
+  std::atomic<uint64_t> staging_calls_{0};
 
   mutable Mutex mutex_;
   CondVar changed_;
