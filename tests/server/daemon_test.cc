@@ -91,6 +91,30 @@ class DaemonTest : public testing::Test {
   Daemon::Endpoints places_;
 };
 
+TEST_F(DaemonTest, APageGoesInOverTheSessionsOwnSocket) {
+  const auto writer = Connect();
+  ASSERT_TRUE(writer->welcome().staging_socket());
+  EXPECT_FALSE(Connect(0)->welcome().staging_socket());
+  const std::vector<std::byte> page = writer->Fragment(TestClient::Key(1), 5);
+  v1::SocketCall call;
+  call.set_request(1);
+  call.mutable_reserve()->set_count(1);
+  call.mutable_reserve()->set_fragment_bytes(page.size());
+  const v1::SocketAnswer reserved = writer->CallOverSocket(call);
+  ASSERT_EQ(reserved.reserve().offsets_size(), 1);
+  const uint64_t offset = reserved.reserve().offsets(0);
+  std::copy(page.begin(), page.end(), writer->staging().data() + offset);
+  call.set_request(2);
+  call.mutable_commit()->set_keyspace(writer->keyspace().keyspace());
+  call.mutable_commit()->add_offsets(offset);
+  call.mutable_commit()->add_header_offsets(writer->tiles_bytes());
+  EXPECT_THAT(writer->CallOverSocket(call).commit().outcomes(),
+              ElementsAre(v1::COMMIT_OUTCOME_STORED));
+  v1::AcquireResponse found;
+  ASSERT_TRUE(Connect(0)->Acquire(TestClient::Keys(1, 1), &found).ok());
+  EXPECT_EQ(found.hit_pages(), 1u);
+}
+
 TEST_F(DaemonTest, APageGoesInThroughStagingAndIsReadInPlace) {
   const auto writer = Connect();
   const auto reader = Connect(0);

@@ -221,6 +221,14 @@ TEST_F(TenantDaemonTest, CrumbdsOwnUserAdministersOverTheUnixSocketOnly) {
       grpc::StatusCode::FAILED_PRECONDITION);  // in no cluster
 }
 
+// A token may be withdrawn, so every call carries it.
+TEST_F(TenantDaemonTest, SessionsOfTenantsGetNoSocketsForCalls) {
+  const auto session = Open("token of a");
+  EXPECT_EQ(session->welcome().error(), "");
+  EXPECT_GT(session->welcome().staging_bytes(), 0u);
+  EXPECT_FALSE(session->welcome().staging_socket());
+}
+
 TEST_F(TenantDaemonTest, SessionsOfTenantsNeedATokenAndSharedMemory) {
   EXPECT_THAT(Open("token of nobody")->welcome().error(), HasSubstr("no tenant's"));
   EXPECT_THAT(Open("token of past")->welcome().error(), HasSubstr("has expired"));

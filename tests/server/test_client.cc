@@ -25,10 +25,11 @@ TestClient::TestClient(const std::string& fd_socket, const std::string& grpc_tar
   hello.set_staging_bytes(staging_bytes);
   hello.set_tenant_token(tenant_token);
   hello.set_slab_grants(true);
+  hello.set_staging_socket(true);
   const UniqueFd pidfd = OwnPidfd();
   const int fds[] = {pidfd.get()};
   SendFdMessage(socket_.get(), hello.SerializeAsString(), fds).IgnoreError();
-  const FdMessage message = ReceiveFdMessage(socket_.get()).value();
+  FdMessage message = ReceiveFdMessage(socket_.get()).value();
   welcome_.ParseFromString(message.bytes);
   token_ = HexEncode(
       {reinterpret_cast<const uint8_t*>(welcome_.token().data()), welcome_.token().size()});
@@ -38,11 +39,12 @@ TestClient::TestClient(const std::string& fd_socket, const std::string& grpc_tar
                            Mapping::Access::kReadWrite)
                    .value();
   }
-  for (uint32_t slab = 0; next < message.fds.size(); ++next, ++slab) {
-    slabs_.emplace(slab, Mapping::Of(message.fds[next].get(), welcome_.slab_bytes(),
+  for (uint32_t slab = 0; slab < welcome_.slab_count(); ++next, ++slab) {
+    slabs_.emplace(slab, Mapping::Of(message.fds.at(next).get(), welcome_.slab_bytes(),
                                      Mapping::Access::kReadOnly)
                              .value());
   }
+  if (welcome_.staging_socket()) staging_socket_ = std::move(message.fds.at(next));
   stub_ = v1::CacheService::NewStub(
       grpc::CreateChannel(grpc_target, grpc::InsecureChannelCredentials()));
 }
@@ -80,6 +82,13 @@ std::vector<std::byte> TestClient::Fragment(const PageKey& key, uint8_t fill) co
   }
   EncodeFragmentHeader(header, std::span(fragment).subspan(tiles_bytes()));
   return fragment;
+}
+
+v1::SocketAnswer TestClient::CallOverSocket(const v1::SocketCall& call) {
+  SendFdMessage(staging_socket_.get(), call.SerializeAsString(), {}).IgnoreError();
+  v1::SocketAnswer answer;
+  answer.ParseFromString(ReceiveFdMessage(staging_socket_.get()).value().bytes);
+  return answer;
 }
 
 grpc::Status TestClient::Commit(const std::vector<std::byte>& fragment,

@@ -11,6 +11,7 @@
 #include "common/fragment_header.h"
 #include "common/mapping.h"
 #include "crumb/v1/cache_service.grpc.pb.h"
+#include "crumb/v1/call_socket.pb.h"
 #include "crumb/v1/session.pb.h"
 #include "grpcpp/grpcpp.h"
 
@@ -42,6 +43,8 @@ class TestClient {
 
   // Reserve, write, Commit.
   grpc::Status Commit(const std::vector<std::byte>& fragment, v1::CommitResponse* response);
+  // Calls over the session's socket for Reserve and Commit. REQUIRES: welcome().staging_socket().
+  v1::SocketAnswer CallOverSocket(const v1::SocketCall& call);
   grpc::Status Acquire(const std::string& keys, v1::AcquireResponse* response);
   grpc::Status Release(uint64_t lease);
   // Through Put and Get, without session.
@@ -76,6 +79,7 @@ class TestClient {
 
  private:
   UniqueFd socket_;
+  UniqueFd staging_socket_;
   v1::SessionWelcome welcome_;
   std::string token_;
   const std::string tenant_token_;

@@ -44,7 +44,7 @@ class FakeCrumbd final : public v1::CacheService::Service {
   std::atomic<bool> refuse_commits{false};
   std::atomic<bool> no_staging_room{false};
   std::atomic<bool> refuse_hello{false};
-  // For sessions opened from now on: sockets for Acquires, and for Reserves and Commits.
+  // Sessions opened from now on get sockets for Acquires, and for Reserves and Commits.
   std::atomic<bool> call_sockets{false};
   std::atomic<bool> staging_sockets{false};
   std::atomic<bool> fragments_apart{false};  // responses on call sockets have no fragments

@@ -126,7 +126,7 @@ TEST_F(StagingTest, LargeCallsGoOverGrpc) {
 }
 
 // crumbd frees the room of a Commit that it has received. An Abort of it would free the room of
-// whoever reserved it since.
+// the caller that has reserved it since.
 TEST_F(StagingTest, ACommitThatIsGivenUpAbortsNothing) {
   Start();
   for (const bool dropped : {false, true}) {
