@@ -37,7 +37,7 @@ class CallSockets final : public CallPlane {
     bool copies = false;
   };
 
-  // What `context` refers to must outlive this.
+  // REQUIRES: the parts that `context` refers to outlive this.
   static absl::StatusOr<std::unique_ptr<CallSockets>> Start(const CallContext& context,
                                                             Options options);
   ~CallSockets() override { Stop(); }

@@ -14,9 +14,10 @@ namespace crumb::server {
 absl::Status Reserve(const CallContext& context, const Session& session,
                      const v1::ReserveRequest& request, v1::ReserveResponse* response);
 
-// Where a Commit copies and checks. kIfSmall: on the calling thread if the fragments have 2 MiB
-// together at most, which is what the commit threads do for one tenant before they serve the next.
-// That saves waking another thread, and takes no place in limits.commit_queue.
+// CommitHere says whether a Commit may copy and check on the calling thread. kIfSmall: it does if
+// the fragments have 2 MiB together at most, which is what the commit threads do for one tenant
+// before they serve the next. That saves waking another thread, and takes no place in
+// limits.commit_queue.
 enum class CommitHere : uint8_t { kNever, kIfSmall };
 
 // Frees every reservation that the request names, whatever comes of it. `response` stays valid
