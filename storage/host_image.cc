@@ -246,6 +246,11 @@ std::string EncodeHostImage(const HostImage& image) {
     writer.Add(static_cast<uint64_t>(deleted.keys.size()));
     for (const PageKey& key : deleted.keys) writer.AddBytes(key.view());
   }
+  writer.Add(static_cast<uint64_t>(image.revoked.size()));
+  for (const auto& [tenant, slabs] : image.revoked) {
+    writer.AddText(tenant);
+    writer.Add(slabs);
+  }
   writer.Add(static_cast<uint8_t>(image.losses.has_value()));
   if (image.losses.has_value()) AddLedger(writer, *image.losses);
   writer.Add(static_cast<uint64_t>(image.pages.size()));
@@ -304,6 +309,12 @@ absl::StatusOr<HostImage> DecodeHostImage(std::span<const std::byte> bytes) {
   }
   if (LoadLittle<uint16_t>(bytes.data() + kVersionOffset) >= kVersionWithLosses) {
     TakeDeleted(reader, &image.deleted);
+    for (uint64_t left = reader.TakeCount(4 + 8); left > 0 && reader.good(); --left) {
+      std::string tenant = reader.TakeText();
+      const auto slabs = reader.Take<uint64_t>();
+      if (slabs > kSlabsMax) return Damaged("impossible numbers of revoked slabs");
+      image.revoked[std::move(tenant)] = slabs;
+    }
     if (reader.Take<uint8_t>() != 0) {
       image.losses = TakeLedger(reader);
       if (!IsPossible(*image.losses)) return Damaged("impossible numbers of lost pages");

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -64,6 +65,8 @@ struct HostImage {
   std::vector<std::pair<KeyspaceId, uint64_t>> generations;
   std::vector<std::pair<std::string, std::string>> records;  // where no tier below keeps them
   std::vector<Deleted> deleted;
+  // How many slabs were revoked of each tenant, by this process and those before it.
+  std::map<std::string, uint64_t> revoked;
   // Pages that were lost and not all reported yet. None: the writer was of a version without them.
   std::optional<LossLedger::State> losses;
   // Least recently used first; what was used at one time, children before their parents.

@@ -208,7 +208,7 @@ class HostTier {
   absl::StatusOr<uint64_t> Grow(uint64_t bytes);
 
   // Returns what a successor process needs. Nothing may be written here from now on.
-  absl::StatusOr<HandedOverMemory> HandOver() const;
+  absl::StatusOr<HandedOverMemory> HandOver();
   TierStats Stats() const;
   // Fills the fields on leases and slabs.
   void AddLeaseStats(StoreStats& stats) const;
@@ -266,7 +266,10 @@ class HostTier {
   void EvictForRoom(PageHandle page);
   // Takes the memory of slabs that were given up from processes that still have them: the next
   // process knows nothing of these slabs.
-  void RevokeGivenUp() const;
+  void RevokeGivenUp();
+  void CountRevoked(uint32_t slab) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The tenant of a share, which may be none: "".
+  std::string TenantOfShare(uint32_t share) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Gives back the memory of adopted slabs that were given up and that no process has open.
   void DropLeaving();
   bool GiveUpIfEmpty(uint32_t region) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growing_);
@@ -405,7 +408,7 @@ class HostTier {
   uint64_t slab_moves_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t next_gone_ ABSL_GUARDED_BY(mutex_) = 0;  // where UnusedSlab begins
   uint64_t revoked_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<uint32_t, int64_t> revoked_of_ ABSL_GUARDED_BY(mutex_);  // by share
+  std::map<std::string, uint64_t> revoked_of_ ABSL_GUARDED_BY(mutex_);  // by tenant
   uint64_t renewals_failed_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<LeaseId, LeaseRecord> leases_ ABSL_GUARDED_BY(mutex_);  // the oldest first
   LeaseId last_lease_ ABSL_GUARDED_BY(mutex_) = 0;

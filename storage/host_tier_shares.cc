@@ -309,14 +309,26 @@ bool HostTier::MayRevoke(uint32_t slab) {
   const TimePoint now = clock_.Now();
   MutexLock lock(&mutex_);
   const SlabState& state = slabs_[slab];
-  const auto found = revoked_of_.find(state.share);
-  const int64_t of_tenant = found == revoked_of_.end() ? 0 : found->second;
+  const auto found = revoked_of_.find(TenantOfShare(state.share));
+  const uint64_t of_tenant = found == revoked_of_.end() ? 0 : found->second;
   if (now < state.since + options_.host.let_go_timeout ||
       revoked_ >= static_cast<uint64_t>(options_.host.revoked_slabs_max) ||
-      of_tenant >= options_.host.revoked_slabs_per_tenant) {
+      of_tenant >= static_cast<uint64_t>(options_.host.revoked_slabs_per_tenant)) {
     return false;
   }
   return true;
+}
+
+std::string HostTier::TenantOfShare(uint32_t share) const {
+  for (const auto& [tenant, its] : share_of_tenant_) {
+    if (its == share) return tenant;
+  }
+  return "";
+}
+
+void HostTier::CountRevoked(uint32_t slab) {
+  ++revoked_of_[TenantOfShare(slabs_[slab].share)];
+  ++revoked_;
 }
 
 bool HostTier::DropFile(uint32_t slab) {
@@ -334,10 +346,7 @@ bool HostTier::DropFile(uint32_t slab) {
         slab, revoked.ToString());
   }
   MutexLock lock(&mutex_);
-  if (dropped && drop != SlabMemory::Drop::kDropped) {
-    ++revoked_of_[slabs_[slab].share];
-    ++revoked_;
-  }
+  if (dropped && drop != SlabMemory::Drop::kDropped) CountRevoked(slab);
   slabs_[slab].dropped = dropped;
   slabs_[slab].free_before = free_before;
   if (drop == SlabMemory::Drop::kPinned) slabs_[slab].retry = clock_.Now() + kPinnedRetry;

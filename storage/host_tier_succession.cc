@@ -139,9 +139,11 @@ void LimitToHandedOver(const HandedOverMemory& memory, HostTier::Options* option
 HostTier::Adopted HostTier::Adopt(
     HandedOverMemory memory,
     const std::function<std::optional<Below>(const FragmentMeta&)>& below) {
-  if (memory.image.losses.has_value()) {
+  {
     MutexLock lock(&mutex_);
-    losses_.Restore(*memory.image.losses);
+    if (memory.image.losses.has_value()) losses_.Restore(*memory.image.losses);
+    revoked_of_ = memory.image.revoked;
+    for (const auto& [tenant, slabs] : revoked_of_) revoked_ += slabs;
   }
   const auto leave_all_out = [&] {
     MutexLock lock(&mutex_);
@@ -278,7 +280,7 @@ bool HostTier::AdoptPage(const HostImage::Page& page, std::span<const uint32_t> 
   return true;
 }
 
-void HostTier::RevokeGivenUp() const {
+void HostTier::RevokeGivenUp() {
   std::vector<uint32_t> given_up;
   {
     MutexLock lock(&mutex_);
@@ -290,11 +292,16 @@ void HostTier::RevokeGivenUp() const {
   }
   for (const uint32_t slab : given_up) {
     const absl::Status revoked = memory_->Revoke(slab);
-    if (!revoked.ok()) LogWarning("host tier: {}", revoked.ToString());
+    if (!revoked.ok()) {
+      LogWarning("host tier: {}", revoked.ToString());
+      continue;
+    }
+    MutexLock lock(&mutex_);
+    CountRevoked(slab);
   }
 }
 
-absl::StatusOr<HandedOverMemory> HostTier::HandOver() const {
+absl::StatusOr<HandedOverMemory> HostTier::HandOver() {
   RevokeGivenUp();
   HandedOverMemory memory;
   memory.image.slab_bytes = memory_->slab_bytes();
@@ -321,6 +328,7 @@ absl::StatusOr<HandedOverMemory> HostTier::HandOver() const {
       [&](PageHandle, const Page& page) { memory.image.pages.push_back(ImageOf(page, places)); });
   memory.image.generations = table_.Generations();
   memory.image.losses = losses_.state();
+  memory.image.revoked = revoked_of_;
   SortForSuccessor(&memory.image.pages);
   return memory;
 }

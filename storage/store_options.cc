@@ -22,9 +22,10 @@ void HostOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("let_go_timeout", let_go_timeout,
                 "with tenants.shared_memory own: how long processes may keep a slab that they were "
                 "told to let go before its memory is taken from them");
-  visitor.Field("revoked_slabs_max", revoked_slabs_max,
-                "slabs taken from processes that kept them, while crumbd runs: pinned pages of "
-                "each may hold up to slab_bytes beside bytes_max");
+  visitor.Field(
+      "revoked_slabs_max", revoked_slabs_max,
+      "slabs taken from processes that kept them, by crumbd and those that take over from "
+      "it: pinned pages of each may hold up to slab_bytes beside bytes_max");
   visitor.Field("revoked_slabs_per_tenant", revoked_slabs_per_tenant,
                 "how many of these may be one tenant's; its further slabs stay out of use until "
                 "its processes let them go");

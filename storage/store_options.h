@@ -17,7 +17,7 @@ struct HostOptions {
   std::string policy = "default";
   // With slabs of tenants: how long a slab that was given up may stay mapped before it is revoked.
   Duration let_go_timeout = std::chrono::seconds(10);
-  int64_t revoked_slabs_max = 4;         // of all tenants together, while this process runs
+  int64_t revoked_slabs_max = 4;         // of all tenants together, over takeovers
   int64_t revoked_slabs_per_tenant = 2;  // of one tenant
 
   void Visit(ConfigVisitor& visitor);

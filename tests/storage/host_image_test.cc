@@ -22,6 +22,7 @@ HostImage Sample() {
   image.generations = {{SampleKeyspace(1), 7}, {SampleKeyspace(2), UINT64_MAX}};
   image.deleted = {{SampleKeyspace(1), false, {SampleKey(7, 0), SampleKey(7, 1)}},
                    {SampleKeyspace(2), true, {}}};
+  image.revoked = {{"one", 3}, {"", 1}};
   image.losses = LossLedger::State{.mark_base = 1'700'000'000'000'000'000,
                                    .all = {.pages = 9, .reported = 4},
                                    .tenants = {{"one", {.pages = 5, .reported = 5}}, {"", {}}},
@@ -73,11 +74,11 @@ TEST(HostImage, RoundTrip) {
 
 TEST(HostImage, GoldenHead) {
   const std::string bytes = EncodeHostImage(HostImage());
-  ASSERT_EQ(bytes.size(), 77u);
+  ASSERT_EQ(bytes.size(), 85u);
   EXPECT_EQ(bytes.substr(0, 8), "CRMBHOST");
   EXPECT_EQ(LoadLittle<uint16_t>(Bytes(bytes).data() + 8), 3);   // version
   EXPECT_EQ(LoadLittle<uint16_t>(Bytes(bytes).data() + 10), 3);  // of the oldest reader
-  EXPECT_EQ(LoadLittle<uint64_t>(Bytes(bytes).data() + 16), 77u);
+  EXPECT_EQ(LoadLittle<uint64_t>(Bytes(bytes).data() + 16), 85u);
   EXPECT_EQ(bytes, WithSum(bytes));
 }
 
@@ -106,8 +107,9 @@ std::string OfVersion(uint16_t version, const HostImage& image) {
   std::string bytes = EncodeHostImage(image);
   HostImage without_pages = image;
   without_pages.pages.clear();
-  // In front of the number of pages and the sum: the number of deletions, whether there are losses.
-  bytes.erase(EncodeHostImage(without_pages).size() - 21, 9);
+  // In front of the number of pages and the sum: the numbers of deletions and of tenants whose
+  // slabs were revoked, and whether there are losses.
+  bytes.erase(EncodeHostImage(without_pages).size() - 29, 17);
   if (version < 2) bytes.erase(36, 4);  // behind the number of slabs: that of tenants
   std::byte* const head = reinterpret_cast<std::byte*>(bytes.data());
   StoreLittle(head + 8, version);
@@ -119,6 +121,7 @@ std::string OfVersion(uint16_t version, const HostImage& image) {
 TEST(HostImage, ReadsEarlierVersions) {
   HostImage image = Sample();
   image.losses.reset();
+  image.revoked.clear();
   image.deleted.clear();
   const auto second = DecodeHostImage(Bytes(OfVersion(2, image)));
   ASSERT_TRUE(second.ok()) << second.status();
@@ -150,6 +153,7 @@ TEST(HostImage, RefusesTheImpossible) {
   EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.slabs = 1 << 17; }));
   EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.tenants.pop_back(); }));
   EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.pages[0].fragments.clear(); }));
+  EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.revoked["one"] = UINT64_MAX; }));
   EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.losses->mark_base = UINT64_MAX; }));
   EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.losses->all.pages = UINT64_MAX; }));
   EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.losses->all.reported = 10; }));

@@ -22,9 +22,11 @@ constexpr uint64_t kFilling = 2 * kSlabs * kSlabBytes / (18 << 10);
 
 class TenantSlabsTest : public testing::Test {
  protected:
-  explicit TenantSlabsTest(uint64_t slabs = kSlabs) {
+  explicit TenantSlabsTest(uint64_t slabs = kSlabs) : slabs_(slabs) { Open(nullptr); }
+
+  void Open(std::unique_ptr<HandedOverMemory> handed_over) {
     StoreOptions options = SmallStore("");
-    options.host.bytes_max = ByteSize{slabs * kSlabBytes};
+    options.host.bytes_max = ByteSize{slabs_ * kSlabBytes};
     options.host.slab_bytes = ByteSize{kSlabBytes};
     StoreEvents events;
     events.slab_gone = [this](uint32_t slab) { gone_.insert(slab); };
@@ -34,6 +36,7 @@ class TenantSlabsTest : public testing::Test {
     StoreStart start;
     start.slabs_of_tenants = true;
     start.free_memory = [this] { return free_bytes_; };
+    start.handed_over = std::move(handed_over);
     store_ = TieredStore::Open(options, clock_, std::move(events), std::move(start)).value();
     for (uint64_t tenant = 1; tenant <= 5; ++tenant) {
       EXPECT_TRUE(store_->SetTenant(SampleKeyspace(tenant), Name(tenant)).ok());
@@ -84,6 +87,7 @@ class TenantSlabsTest : public testing::Test {
     return mapped;
   }
 
+  const uint64_t slabs_;
   FakeClock clock_;
   uint64_t free_bytes_ = UINT64_MAX / 2;
   std::set<uint32_t> gone_;
@@ -178,6 +182,29 @@ TEST_F(TenantSlabsTest, ASlabThatIsKeptIsRevokedInTimeAndWithinBounds) {
   }
   EXPECT_TRUE(stored);
   EXPECT_EQ(store_->Stats().slabs_revoked, 2u);
+}
+
+// The bound holds over takeovers, which take slabs that were given up and kept, too.
+TEST_F(TenantSlabsTest, RevokedSlabsCountInASuccessor) {
+  Fill(1);
+  const auto mapped = MapAll(1);
+  ASSERT_EQ(mapped.size(), kSlabs);
+  EXPECT_TRUE(absl::IsResourceExhausted(Store(2, 0, 0)));
+  clock_.Advance(kLetGo);
+  ASSERT_TRUE(Store(2, 0, 0).ok());
+  ASSERT_EQ(store_->Stats().slabs_revoked, 1u);
+  // The next slab is given up, and kept.
+  for (uint64_t i = 1; i < kFilling; ++i) Store(2, i, 0).IgnoreError();
+  ASSERT_EQ(store_->Stats().slabs_gone, 1u);
+  EXPECT_TRUE(store_->Stop(Duration::zero()).ok());
+  auto memory = store_->HandOver();
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  store_.reset();
+  const std::map<std::string, uint64_t> revoked = {{Name(1), 2}};
+  EXPECT_EQ(memory->image.revoked, revoked);
+  Open(std::make_unique<HandedOverMemory>(*std::move(memory)));
+  EXPECT_EQ(store_->Stats().slabs_revoked, 2u);
+  EXPECT_EQ(store_->HandOver()->image.revoked, revoked);
 }
 
 TEST_F(TenantSlabsTest, ATenantThatKeepsSlabsTakesNoneFromOthers) {
