@@ -45,7 +45,6 @@ TwoTenants::TwoTenants(const std::function<void(Options&)>& change) {
   options_.sessions.engines_max = 32;
   options_.limits.control_queue = 32;
   options_.limits.commit_queue = 32;
-  options_.limits.requests_max = 512;
   options_.limits.keyspaces_max = 64;
   options_.limits.watchers_max = 16;
   options_.log.severity = "off";
