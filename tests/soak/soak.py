@@ -426,6 +426,11 @@ class Soak:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def interrupt(number, _frame):
+    """Ends the run as Ctrl-C does, so that no process of it is left behind."""
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
 def main():
     parser = argparse.ArgumentParser(prog="tests/soak.sh", description=__doc__)
     parser.add_argument("--hours", type=float, default=2.0)
@@ -437,6 +442,8 @@ def main():
     parser.add_argument("--seed", type=int, default=1, help="chooses what is killed")
     parser.add_argument("--crumbd", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--worker", required=True, help=argparse.SUPPRESS)
+    for number in (signal.SIGINT, signal.SIGTERM):  # behind nohup SIGINT is ignored otherwise
+        signal.signal(number, interrupt)
     soak = Soak(parser.parse_args())
     try:
         soak.run()
