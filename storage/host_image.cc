@@ -9,6 +9,7 @@
 
 #include "common/crc32c.h"
 #include "common/little_endian.h"
+#include "common/status_macros.h"
 
 namespace crumb::storage {
 namespace {
@@ -18,12 +19,13 @@ constexpr std::string_view kMagic = "CRMBHOST";
 constexpr size_t kHeadBytes = 24;
 constexpr size_t kLengthOffset = 16;
 constexpr size_t kSumBytes = 4;
-constexpr uint16_t kReaderVersion = 3;
+constexpr uint16_t kReaderVersion = 4;
 constexpr size_t kVersionOffset = 8;
 constexpr size_t kReaderVersionOffset = 10;
 
 constexpr uint16_t kVersionWithTenants = 2;
 constexpr uint16_t kVersionWithLosses = 3;
+constexpr uint16_t kVersionWithRevoked = 4;
 // Marks are nanoseconds since 1970 and counts of pages: their sum never overflows below this.
 constexpr uint64_t kMarkMax = uint64_t{1} << 62;
 constexpr uint32_t kSlabsMax = 1 << 16;
@@ -216,6 +218,81 @@ absl::Status Damaged(const char* what) {
   return absl::DataLossError(std::string("image of host memory: ") + what);
 }
 
+// The lists between the slabs and the pages.
+absl::Status TakeLists(Reader& reader, uint16_t version, HostImage* image) {
+  if (version >= kVersionWithTenants) {
+    for (auto left = reader.TakeCount<uint32_t>(4); left > 0 && reader.good(); --left) {
+      image->tenants.push_back(reader.TakeText());
+    }
+    if (!image->tenants.empty() && image->tenants.size() != image->slabs) {
+      return Damaged("it names another number of tenants than of slabs");
+    }
+  }
+  for (uint64_t left = reader.TakeCount(40); left > 0; --left) {
+    const auto keyspace = reader.TakeId<KeyspaceId>();
+    image->generations.emplace_back(keyspace, reader.Take<uint64_t>());
+  }
+  for (uint64_t left = reader.TakeCount(8); left > 0 && reader.good(); --left) {
+    std::string name = reader.TakeText();
+    image->records.emplace_back(std::move(name), reader.TakeText());
+  }
+  if (version >= kVersionWithLosses) TakeDeleted(reader, &image->deleted);
+  if (version >= kVersionWithRevoked) {
+    for (uint64_t left = reader.TakeCount(4 + 8); left > 0 && reader.good(); --left) {
+      std::string tenant = reader.TakeText();
+      const auto slabs = reader.Take<uint64_t>();
+      if (slabs > kSlabsMax) return Damaged("impossible numbers of revoked slabs");
+      image->revoked[std::move(tenant)] = slabs;
+    }
+  }
+  if (version >= kVersionWithLosses && reader.Take<uint8_t>() != 0) {
+    image->losses = TakeLedger(reader);
+    if (!IsPossible(*image->losses)) return Damaged("impossible numbers of lost pages");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TakePages(Reader& reader, HostImage* image) {
+  const uint64_t pages = reader.TakeCount(kPageBytesMin);
+  image->pages.reserve(pages);
+  for (uint64_t left = pages; left > 0 && reader.good(); --left) {
+    HostImage::Page& page = image->pages.emplace_back();
+    page.keyspace = reader.TakeId<KeyspaceId>();
+    page.key = reader.TakeId<PageKey>();
+    page.parent = reader.TakeId<PageKey>();
+    page.generation = reader.Take<uint64_t>();
+    page.was_hit = reader.Take<uint8_t>() != 0;
+    page.added = reader.TakeTime();
+    page.used = reader.TakeTime();
+    page.pinned_until = reader.TakeTime();
+    const auto fragments = reader.TakeCount<uint32_t>(kFragmentBytes);
+    if (fragments == 0 || fragments > kFragmentsMax) return Damaged("a page without fragments");
+    page.fragments.reserve(fragments);
+    for (uint32_t i = 0; i < fragments; ++i) {
+      page.fragments.push_back(TakeFragment(reader));
+      if (!IsPossible(*image, page.fragments.back())) return Damaged("an impossible fragment");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Checks what surrounds the content, and returns the content behind the head.
+absl::StatusOr<std::span<const std::byte>> CheckedContent(std::span<const std::byte> bytes) {
+  if (bytes.size() < kHeadBytes + kSumBytes) return Damaged("it is truncated");
+  if (std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) return Damaged("it is none");
+  if (LoadLittle<uint16_t>(bytes.data() + kReaderVersionOffset) > kHostImageVersion) {
+    return absl::FailedPreconditionError("image of host memory: it needs a newer reader");
+  }
+  if (LoadLittle<uint64_t>(bytes.data() + kLengthOffset) != bytes.size()) {
+    return Damaged("its length differs");
+  }
+  const auto content = bytes.first(bytes.size() - kSumBytes);
+  if (LoadLittle<uint32_t>(bytes.data() + content.size()) != Crc32c(content)) {
+    return Damaged("its checksum differs");
+  }
+  return content.subspan(kHeadBytes);
+}
+
 }  // namespace
 
 std::string EncodeHostImage(const HostImage& image) {
@@ -274,72 +351,15 @@ std::string EncodeHostImage(const HostImage& image) {
 }
 
 absl::StatusOr<HostImage> DecodeHostImage(std::span<const std::byte> bytes) {
-  if (bytes.size() < kHeadBytes + kSumBytes) return Damaged("it is truncated");
-  if (std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) return Damaged("it is none");
-  if (LoadLittle<uint16_t>(bytes.data() + kReaderVersionOffset) > kHostImageVersion) {
-    return absl::FailedPreconditionError("image of host memory: it needs a newer reader");
-  }
-  if (LoadLittle<uint64_t>(bytes.data() + kLengthOffset) != bytes.size()) {
-    return Damaged("its length differs");
-  }
-  const auto content = bytes.first(bytes.size() - kSumBytes);
-  if (LoadLittle<uint32_t>(bytes.data() + content.size()) != Crc32c(content)) {
-    return Damaged("its checksum differs");
-  }
-  Reader reader(content.subspan(kHeadBytes));
+  CRUMB_ASSIGN_OR_RETURN(const auto content, CheckedContent(bytes));
+  const auto version = LoadLittle<uint16_t>(bytes.data() + kVersionOffset);
+  Reader reader(content);
   HostImage image;
   image.slab_bytes = reader.Take<uint64_t>();
   image.slabs = reader.Take<uint32_t>();
   if (image.slabs > kSlabsMax) return Damaged("too many slabs");
-  if (LoadLittle<uint16_t>(bytes.data() + kVersionOffset) >= kVersionWithTenants) {
-    for (auto left = reader.TakeCount<uint32_t>(4); left > 0 && reader.good(); --left) {
-      image.tenants.push_back(reader.TakeText());
-    }
-    if (!image.tenants.empty() && image.tenants.size() != image.slabs) {
-      return Damaged("it names another number of tenants than of slabs");
-    }
-  }
-  for (uint64_t left = reader.TakeCount(40); left > 0; --left) {
-    const auto keyspace = reader.TakeId<KeyspaceId>();
-    image.generations.emplace_back(keyspace, reader.Take<uint64_t>());
-  }
-  for (uint64_t left = reader.TakeCount(8); left > 0 && reader.good(); --left) {
-    std::string name = reader.TakeText();
-    image.records.emplace_back(std::move(name), reader.TakeText());
-  }
-  if (LoadLittle<uint16_t>(bytes.data() + kVersionOffset) >= kVersionWithLosses) {
-    TakeDeleted(reader, &image.deleted);
-    for (uint64_t left = reader.TakeCount(4 + 8); left > 0 && reader.good(); --left) {
-      std::string tenant = reader.TakeText();
-      const auto slabs = reader.Take<uint64_t>();
-      if (slabs > kSlabsMax) return Damaged("impossible numbers of revoked slabs");
-      image.revoked[std::move(tenant)] = slabs;
-    }
-    if (reader.Take<uint8_t>() != 0) {
-      image.losses = TakeLedger(reader);
-      if (!IsPossible(*image.losses)) return Damaged("impossible numbers of lost pages");
-    }
-  }
-  const uint64_t pages = reader.TakeCount(kPageBytesMin);
-  image.pages.reserve(pages);
-  for (uint64_t left = pages; left > 0 && reader.good(); --left) {
-    HostImage::Page& page = image.pages.emplace_back();
-    page.keyspace = reader.TakeId<KeyspaceId>();
-    page.key = reader.TakeId<PageKey>();
-    page.parent = reader.TakeId<PageKey>();
-    page.generation = reader.Take<uint64_t>();
-    page.was_hit = reader.Take<uint8_t>() != 0;
-    page.added = reader.TakeTime();
-    page.used = reader.TakeTime();
-    page.pinned_until = reader.TakeTime();
-    const auto fragments = reader.TakeCount<uint32_t>(kFragmentBytes);
-    if (fragments == 0 || fragments > kFragmentsMax) return Damaged("a page without fragments");
-    page.fragments.reserve(fragments);
-    for (uint32_t i = 0; i < fragments; ++i) {
-      page.fragments.push_back(TakeFragment(reader));
-      if (!IsPossible(image, page.fragments.back())) return Damaged("an impossible fragment");
-    }
-  }
+  CRUMB_RETURN_IF_ERROR(TakeLists(reader, version, &image));
+  CRUMB_RETURN_IF_ERROR(TakePages(reader, &image));
   if (!reader.good() || !reader.at_end()) return Damaged("its parts do not add up");
   return image;
 }

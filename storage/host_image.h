@@ -20,7 +20,7 @@
 
 namespace crumb::storage {
 
-inline constexpr uint16_t kHostImageVersion = 3;
+inline constexpr uint16_t kHostImageVersion = 4;
 
 // The image of host memory that a process hands to its successor on the same host:
 // docs/formats/host-image.md. Times are of the monotonic clock, which both share.
@@ -65,7 +65,8 @@ struct HostImage {
   std::vector<std::pair<KeyspaceId, uint64_t>> generations;
   std::vector<std::pair<std::string, std::string>> records;  // where no tier below keeps them
   std::vector<Deleted> deleted;
-  // How many slabs were revoked of each tenant, by this process and those before it.
+  // How many slabs were revoked of each tenant, by this process and those before it. Empty: the
+  // writer was of a version without them.
   std::map<std::string, uint64_t> revoked;
   // Pages that were lost and not all reported yet. None: the writer was of a version without them.
   std::optional<LossLedger::State> losses;
