@@ -10,7 +10,7 @@
 namespace crumb::storage {
 namespace {
 
-// One sync covers a batch: large enough to be cheap, small enough to be soon.
+// One sync for each extent covers a batch: large enough to be cheap, small enough to be soon.
 constexpr size_t kBatchFragmentsMax = 64;
 constexpr uint64_t kBatchBytesMax = uint64_t{64} << 20;
 

@@ -4,8 +4,9 @@
 """Complains where a page of the documentation leads nowhere: check_docs.py [ROOT]
 
 A relative link of a Markdown file must lead to a file or folder of the tree, its #anchor to a
-heading there; a page below docs/ that a source file names must exist; and a link must lead to
-each page below docs/ from another one, or nobody finds it."""
+heading there; a page below docs/ that a source file names must exist; a link must lead to each
+page below docs/ from another one, or no reader finds it; and where a list item is a link to a
+source and the functions that one walks through there, `like`, `This`, the source must have them."""
 
 import os
 import re
@@ -15,6 +16,7 @@ import sys
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ +(.*?) *$", re.MULTILINE)
+WALK = re.compile(r"^- \[[^\]]+\]\(([^)]+\.(?:cc|cu|h))\): (.*)$", re.MULTILINE)
 PAGE = re.compile(r"(?<![\w./-])docs/[\w./-]+\.md\b")
 
 
@@ -67,6 +69,15 @@ def links_complaints(root, page):
             yield f"{page}: {target} has no heading #{anchor}"
 
 
+def walks_complaints(root, page):
+    for link, steps in WALK.findall(read(os.path.join(root, page))):
+        source = os.path.normpath(os.path.join(os.path.dirname(page), link))
+        text = read(os.path.join(root, source)) if os.path.exists(os.path.join(root, source)) else ""
+        for function in re.findall(r"`([\w:]+)`", steps):
+            if not re.search(rf"\b{re.escape(function)}\(", text):
+                yield f"{page}: {source} has no function {function}"
+
+
 def complaints(root):
     names = files_of(root)
     pages = [name for name in names if name.endswith(".md")]
@@ -77,6 +88,7 @@ def complaints(root):
     for name in names:
         if name in pages:
             yield from links_complaints(root, name)
+            yield from walks_complaints(root, name)
         else:
             for page in sorted(set(PAGE.findall(read(os.path.join(root, name))))):
                 if not os.path.exists(os.path.join(root, page)):

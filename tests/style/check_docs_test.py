@@ -56,6 +56,12 @@ class CheckDocsTest(unittest.TestCase):
         self.assertEqual([f"cache.cc: no {PAGE}"],
                          self.complaints({"cache.cc": f"// {PAGE} has the account.\n"}))
 
+    def test_walks_name_functions_that_are_there(self):
+        self.assertEqual([f"{PAGE}: cache.cc has no function Cache::Gone"], self.complaints({
+            "README.md": f"[x]({PAGE})",
+            "cache.cc": "void Cache::Put(int page) { Grow(page); }\n",
+            PAGE: "- [cache.cc](../cache.cc): `Cache::Put`, `Grow`, `Cache::Gone`\n"}))
+
     def test_code_in_a_page_is_no_link(self):
         self.assertEqual([], self.complaints({"README.md": "```\nf[i](j)\n```\n"}))
 

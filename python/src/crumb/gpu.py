@@ -131,7 +131,8 @@ class Batch(Handle):
 
     def _fits(self, value: Any, heads: int, dtype: Any) -> bool:
         """Whether a tensor has the pass's rows, contiguous on the batch's device, whatever leading
-        dimensions it has. Its checks are those that torch answers fastest: bench/overhead.py."""
+        dimensions it has. Its checks are those that torch answers fastest:
+        python/bench/overhead.py."""
         return (value.dtype is dtype and value.size(-1) == self._head_dim and
                 value.size(-2) == heads and
                 value.numel() == self._rows * heads * self._head_dim and
