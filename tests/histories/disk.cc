@@ -269,7 +269,11 @@ void Disk::Damage(uint64_t n) {
   if (pages_.empty()) return;
   const auto page = std::next(pages_.begin(), static_cast<std::ptrdiff_t>(n % pages_.size()));
   std::vector<std::byte>& bytes = page->second.fragments.front().bytes;
-  bytes[n % bytes.size()] ^= std::byte{16};
+  // A tile names its content in the first word, which Model::CheckMemory looks for at multiples of
+  // 512 bytes: one with a flipped bit could be the name of another tenant's content.
+  size_t at = n % bytes.size();
+  if (at % 512 < sizeof(uint64_t)) at = at + 8 < bytes.size() ? at + 8 : at - 8;
+  bytes[at] ^= std::byte{16};
 }
 
 size_t Disk::fragments() const {
