@@ -53,7 +53,7 @@ class DeviceTier {
   struct Demoters {
     // A process that maps the pool; 0: there is none.
     std::function<HolderId(DevicePoolNumber)> choose;
-    // Asks it. False: it cannot be asked any more.
+    // Requests the copies from the process. Returns false if its session has ended.
     std::function<bool(DevicePoolNumber, HolderId, std::span<const DemotionWork>)> ask;
   };
 
@@ -216,7 +216,8 @@ class DeviceTier {
   // Any page of the keyspace may have been deleted from now on.
   void Forget(DeletedPages& deleted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayBeDeleted(const FragmentHeader& header) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Has what leaves copied down. Of what cannot be, as much goes as gives `needed` slots.
+  // Asks processes to copy `leaving` to a lower tier. Of the pages that no process can copy, as
+  // many are evicted as free `needed` slots.
   void Demote(DevicePoolNumber pool, const std::vector<Leaving>& leaving, size_t needed);
   std::vector<DemotionWork> BeginDemotions(DevicePoolNumber pool, HolderId holder,
                                            std::span<const Leaving> leaving, size_t* asked);

@@ -162,7 +162,8 @@ class HostTier {
   std::vector<Departure> RefAbsentBelow(size_t pages_max, bool only_hit, PageWalk* walk);
   // Adds the walk's next pages that the tier below lacks to `counts`.
   void CountNotBelow(bool only_hit, PageWalk* walk, NotBelowCounts* counts) const;
-  // The same as the first for pages that are named, which are owed from now on.
+  // Does what the first overload does, for these pages; their writers are owed durability from
+  // then on.
   std::vector<Departure> RefAbsentBelow(const KeyspaceId& keyspace, std::span<const PageKey> keys);
   // As LossLedger has them.
   uint64_t lost_pages() const {
@@ -201,9 +202,9 @@ class HostTier {
 
   // Takes up to `bytes` more of the memory that Open left, moves pages out of adopted slabs as far
   // as there is room, and gives empty ones up. Returns how many bytes are missing or to be moved
-  // then. Own and adopted slabs together take at most one slab more than host.bytes_max. Where that
-  // one is not to be had, an adopted slab's pages are evicted for it after a while; another's only
-  // once as much memory has come as was given up.
+  // then. Own and adopted slabs together take at most one slab more than host.bytes_max. If the
+  // system does not give that slab, the pages of one adopted slab are evicted after a while to make
+  // room for it. No second slab is evicted before as much memory was obtained as was given up.
   // kResourceExhausted: the memory is not there. Blocks meanwhile.
   absl::StatusOr<uint64_t> Grow(uint64_t bytes);
 

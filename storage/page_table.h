@@ -57,8 +57,8 @@ struct Page {
   uint64_t generation = 0;
   absl::InlinedVector<Fragment, 1> fragments;
   uint32_t references = 0;
-  uint32_t share = 0;     // whose policy it is in
-  bool resident = false;  // false: removed, kept for those who refer to it
+  uint32_t share = 0;     // index of the share whose policy orders it
+  bool resident = false;  // false: removed, kept while it is referenced
   bool was_hit = false;
   bool recency_dirty = false;
   ItemHandle item = kNoItem;
@@ -290,7 +290,7 @@ class PageTable::View {
     static_assert(kNoPage == KeyIndex::kNone);
     return space_ == nullptr ? kNoPage : space_->pages.Find(key);
   }
-  // Ahead of Find.
+  // Prefetches the bucket that Find will read.
   void Prefetch(const KeyIndex::Hashed& key) const {
     if (space_ != nullptr) space_->pages.Prefetch(key);
   }

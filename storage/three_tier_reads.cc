@@ -149,8 +149,8 @@ void ThreeTierStore::AcquireBelow(AcquireRequest request,
   NoteUse(request.keyspace, std::move(request.keys));
 }
 
-// Both tiers hear of a use behind the answer: a page that is read from host memory must stay young
-// below, too.
+// Records the use in both tiers after the answer, so that the SSD tier does not evict a page as
+// unused that is read from host memory.
 void ThreeTierStore::NoteUse(const KeyspaceId& keyspace, std::vector<PageKey> keys) {
   if (keys.empty()) return;
   recency_.Submit([this, keyspace, keys = std::move(keys)] {

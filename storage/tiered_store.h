@@ -249,8 +249,7 @@ class TieredStore {
                                                 uint64_t generation) = 0;
 
   // Small persistent records of the server beside the index (node id, keyspaces, states). An empty
-  // value removes the record, durably. Empty
-  // when there is no SSD tier: then they live as long as the process.
+  // value removes the record durably. Without an SSD tier records live as long as the process.
   virtual absl::Status PutRecord(const std::string& name, const std::string& value) = 0;
   virtual absl::StatusOr<std::vector<std::pair<std::string, std::string>>> Records() = 0;
 

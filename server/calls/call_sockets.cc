@@ -24,7 +24,7 @@ namespace crumb::server {
 namespace {
 
 constexpr uint64_t kWake = 0;
-// The way back over a local socket.
+// Time that is left for sending the response over a local socket.
 constexpr Duration kAnswerMargin = std::chrono::milliseconds(1);
 // Longer ones would overflow a sum, and mean for ever.
 constexpr uint64_t kTimeoutMaxUs = uint64_t{24} * 3600 * 1'000'000;
@@ -90,7 +90,7 @@ struct CallSockets::Socket {
   const std::string owner;  // in `closing`
 };
 
-// A question until it is answered.
+// A call in progress.
 struct CallSockets::Call {
   std::shared_ptr<Socket> socket;
   v1::SocketCall question;

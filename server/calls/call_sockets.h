@@ -21,12 +21,12 @@
 
 namespace crumb::server {
 
-// Serves SocketCalls: Acquires, Reserves and Commits that pass one thread and two system calls
-// here, none of gRPC's. They do what the calls of the same names do over gRPC, within the same
-// bounds. One thread, woken by its sockets; it never waits for one of them, and closes none of them
-// nor what comes with their messages (CallPlane::Open). Sockets are those of
-// FdListener's connections, whose bounds hold for them. A Commit that this thread does not copy
-// is copied by a commit thread, which sends its answer. Thread-safe.
+// Serves Acquire, Reserve and Commit as SocketCalls over Unix sockets, each with one thread and two
+// system calls and without gRPC. They do what the calls of the same names do over gRPC, within the
+// same bounds. One thread, woken by its sockets; it never waits for one of them, and closes none of
+// them nor what comes with their messages (CallPlane::Open). Sockets are those of FdListener's
+// connections, whose bounds hold for them. A Commit that this thread does not copy is copied by a
+// commit thread, which sends its answer. Thread-safe.
 class CallSockets final : public CallPlane {
  public:
   struct Options {
