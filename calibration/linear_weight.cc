@@ -68,7 +68,7 @@ absl::Status CheckScale(const RawTensor& weight, const RawTensor& scale) {
   return Wrong(scale, "shape " + ShapeText(scale.shape) + " for a weight " +
                           ShapeText(weight.shape) +
                           " is one scale per block; a rotation mixes channels of different blocks, "
-                          "so every block would have to be quantized anew at a loss: keep R_V at "
+                          "so every block would have to be quantized again at a loss: keep R_V at "
                           "run time for this model");
 }
 

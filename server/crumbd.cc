@@ -185,7 +185,8 @@ int Serve(const Options& options, const sigset_t& signals, bool takeover,
   while (true) {
     auto listener = TakeoverListener::Start(options, [] { ::kill(::getpid(), kSuccessorSignal); });
     if (!listener.ok()) {
-      crumb::LogWarning("nobody can take over from this crumbd: {}", listener.status().ToString());
+      crumb::LogWarning("no other crumbd can take over from this one: {}",
+                        listener.status().ToString());
     }
     const int signal = WaitForEnd(**daemon, options, signals);
     if (signal == kSuccessorSignal) {

@@ -231,23 +231,24 @@ class RunningDaemon : public Daemon {
         return BytesOfTenant(*keyspaces_, *store_, tenant);
       });
     }
-    context_ = std::make_unique<CallContext>(CallContext{options_.limits,
-                                                         Clock::Real(),
-                                                         *store_,
-                                                         *keyspaces_,
-                                                         *sessions_,
-                                                         events_,
-                                                         metrics_,
-                                                         *commits_,
-                                                         *control_,
-                                                         cluster_.get(),
-                                                         tenants_.get(),
-                                                         {},
-                                                         pools_.get(),
-                                                         &prefetches_,
-                                                         held_.get(),
-                                                         quotas_.get(),
-                                                         options_.tenants.budget_percent()});
+    context_ = std::make_unique<CallContext>(
+        CallContext{.limits = options_.limits,
+                    .clock = Clock::Real(),
+                    .store = *store_,
+                    .keyspaces = *keyspaces_,
+                    .sessions = *sessions_,
+                    .events = events_,
+                    .metrics = metrics_,
+                    .commits = *commits_,
+                    .control = *control_,
+                    .cluster = cluster_.get(),
+                    .tenants = tenants_.get(),
+                    .caller = {},
+                    .pools = pools_.get(),
+                    .prefetches = &prefetches_,
+                    .held = held_.get(),
+                    .quotas = quotas_.get(),
+                    .part_max_percent = options_.tenants.budget_percent()});
     return absl::OkStatus();
   }
 

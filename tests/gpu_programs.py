@@ -249,7 +249,7 @@ def run_rows(machine, report, jobs, section, judge):
 
 
 def told_of(text):
-    """What a log says of a failure, with a few lines behind each."""
+    """The lines of a log that tell of a failure, with a few lines behind each."""
     lines, told, left = text.splitlines(), [], 0
     for line in lines:
         if re.search(r"Failure|FAILED|Error|ERROR SUMMARY|not done|not started", line):

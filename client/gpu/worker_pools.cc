@@ -147,7 +147,8 @@ absl::Status WorkerPools::HoldElsewhere(Fragments fragments,
   for (const Pair& peer : peers_) {
     if (pair == nullptr && PoolOf(peer, shape).id() == first.pool) pair = &peer;
   }
-  if (pair == nullptr) return absl::NotFoundError("a fragment lies in a pool that was joined anew");
+  if (pair == nullptr)
+    return absl::NotFoundError("a fragment lies in a pool whose connection has ended");
   const Fragments run = fragments.first(std::min(fragments.size(), kRunPages));
   const auto alike = [&](const DeviceFragment* fragment) {
     const auto sums = static_cast<int>(fragment->tile_sums.size());

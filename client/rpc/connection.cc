@@ -94,8 +94,7 @@ Connection::Connection() : pid_(::getpid()) {}
 Connection::~Connection() {
   // gRPC's threads do not exist in a forked child, and closing the channel there would wait for
   // them.
-  if (::getpid() != pid_) [[maybe_unused]]
-    RpcStub* leaked = stub_.release();
+  if (::getpid() != pid_) static_cast<void>(stub_.release());
 }
 
 absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const ClientOptions& options) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""What INT2 history does to a model of transformers on real text, beside DynamicCache:
+"""Measures a model of transformers over INT2 history on real text, beside DynamicCache:
 
     transformers_quality.py MODEL [--gguf FILE] --text FILE [--tokens 1500] [--prompt 512] [--json F]
 

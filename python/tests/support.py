@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the Python package share: a crumbd of the package, a small model, rows."""
+"""Shared parts of the package's tests: a crumbd of the package, a small model, rows."""
 
 import array
 import pathlib

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the vLLM connector's scheduler loads and stores, without vLLM and without crumbd."""
+"""The vLLM connector's scheduler loads and stores the right pages: without vLLM and crumbd."""
 
 import importlib.util
 import pathlib

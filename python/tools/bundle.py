@@ -43,7 +43,7 @@ def needed_by(path):
 
 
 def libraries_of(path):
-    """What `path` itself needs and the system does not have: {name: file}."""
+    """The libraries that `path` needs and the system lacks: {name: file}."""
     places = dict(re.findall(r"^\s*(\S+) => (\S+)", run("ldd", path), re.MULTILINE))
     found = {}
     for name in needed_by(path):

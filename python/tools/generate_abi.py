@@ -20,7 +20,7 @@ IDENTIFIER = r"[A-Za-z_]\w*"
 
 
 class Header:
-    """What a header declares, in its order."""
+    """The declarations of a header, in its order."""
 
     def __init__(self, text):
         self.constants = {}

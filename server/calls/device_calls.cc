@@ -238,7 +238,7 @@ absl::Status ClaimSlots(const CallContext& context, const Session& session,
   }
   storage::DeviceTier& tier = context.pools->tier();
   if (!tier.recovering(pool)) {
-    return absl::FailedPreconditionError("pool: it is not being made anew");
+    return absl::FailedPreconditionError("pool: it is not recovering");
   }
   std::shared_ptr<Keyspace> keyspace;
   if (!request.keyspace().empty()) {

@@ -290,7 +290,7 @@ absl::StatusOr<uint32_t> DevicePools::NumberLocked(const Pool& pool,
       return absl::AlreadyExistsError("the handle is there already");
     }
     if (!pool.recovering) {
-      return absl::InvalidArgumentError("number: the pool is not being made anew");
+      return absl::InvalidArgumentError("number: the pool is not recovering");
     }
   } else if (pool.recovering) {
     return absl::UnavailableError("the pool's handles are not all known yet, try again");

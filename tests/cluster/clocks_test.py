@@ -42,7 +42,7 @@ class ClocksTest(unittest.TestCase):
         return group.folder / f"clock-{i}"
 
     def now_of(self, group, i):
-        """What node i takes for now: the time of its last log line."""
+        """The wall clock of node i: the time of its last log line."""
         stamp = group.log(i).splitlines()[-1].split()[0]
         return datetime.datetime.fromisoformat(stamp)
 

@@ -141,7 +141,7 @@ class Group:
         return result
 
     def shares(self, writer, reader, first, sequences=8, pages=40, least=1):
-        """Of what `writer` commits a share of `least` is hit at `reader`, in the end."""
+        """Waits until a share of `least` of what `writer` commits is hit at `reader`."""
         result = self.work(writer, "write", first, sequences, pages)
         assert result["right"] == result["pages"], result
         wait_for(f"node {reader} hits what node {writer} wrote", lambda: self.work(

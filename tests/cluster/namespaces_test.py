@@ -249,7 +249,7 @@ class Cluster:
                 time.sleep(0.05)
 
     def homes_that_hold(self, i, key):
-        """What `crumb where` says of a page, once every home of its run holds it."""
+        """The answer of `crumb where` for a page, once every home of its run holds it."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             place = self.ask(i, "where", key)
@@ -449,7 +449,7 @@ def scenario(cluster, check):
 
 
 def slowest_miss(cluster, sequence, least_ms):
-    """Of reads at node 1 of what nobody has. Reads on until one took so long: those whose first run
+    """Reads at node 1 what no node has, until one read took so long: those whose first run
     has no home but node 1 end at once, and a node whose breaker is open is not asked."""
     deadline = time.monotonic() + PATIENCE_S
     slowest = 0

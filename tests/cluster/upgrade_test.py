@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
 """Real crumbds that speak other versions, side by side: who can work together does, the others are
-left out by name, and nobody is harmed.
+left out by name, and no other node is harmed.
 
     upgrade_test.py CRUMBD CRUMB CLUSTER_LOAD OTHER_CRUMBD WALL_CLOCK
 """

@@ -36,7 +36,7 @@ TEST(RecentLogTest, TheProcessLogHoldsWhatWasWrittenAndNoMore) {
   EXPECT_EQ(RecentLog::Process().Count(Severity::kWarning), before + 1);
   EXPECT_EQ(RecentLog::Process().Problems().back().text, "disk 3 is slow");
   SetLogSeverity(Severity::kOff);
-  LogError("nobody wants to know");
+  LogError("no reader wants to know");
   SetLogSeverity(Severity::kInfo);
   EXPECT_EQ(RecentLog::Process().Count(Severity::kWarning), before + 1);
   EXPECT_EQ(RecentLog::Process().Problems().back().text, "disk 3 is slow");

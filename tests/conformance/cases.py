@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which requests may share cached pages: the cases, and the interface of the engine that runs them.
+"""The cases of requests that may share pages or not, and the interface of the engine under test.
 
 Every case runs a first request, which fills the cache, and a second one on a new worker. The second
 one has to take exactly the leading tokens that the case allows from the cache: fewer is a lost hit,
@@ -17,7 +17,7 @@ PROMPT_TOKENS = 640
 
 @dataclasses.dataclass(frozen=True)
 class WorkerOptions:
-    """What an engine is started with. Each field but the last separates pages."""
+    """The settings that an engine is started with. Each field but the last separates pages."""
 
     model: str = "conformance"
     weights: str = "digest-of-the-weights"

@@ -80,7 +80,7 @@ TEST_F(HeldMemoryTest, PinsEndByTimeByUnpinAndByReplacement) {
   ASSERT_TRUE(Pin("a", Pages(0, 1)[0], late).ok()) << "again, for longer";
   const PageKey keys[] = {Key(1), Key(77)};
   Unpin("a", keys);
-  Unpin("nobody", keys);
+  Unpin("stranger", keys);
   EXPECT_EQ(held_.used(), 40u);
   clock_.now = soon;
   EXPECT_TRUE(Pin("b", Pages(30, 1)[0], late).ok());

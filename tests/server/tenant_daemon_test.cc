@@ -137,7 +137,7 @@ TEST_F(TenantDaemonTest, NoCallIsServedWithoutATokenThatCounts) {
     }
   };
   all("", "needs a tenant's token");
-  all("Bearer token of nobody", "the token is no tenant's");
+  all("Bearer token of stranger", "the token is no tenant's");
   all("Bearer ", "the token is no tenant's");
   all("Basic token of a", "must be 'Bearer TOKEN'");
   all("Bearer token of past", "tenant 'past' has expired");
@@ -230,7 +230,7 @@ TEST_F(TenantDaemonTest, SessionsOfTenantsGetNoSocketsForCalls) {
 }
 
 TEST_F(TenantDaemonTest, SessionsOfTenantsNeedATokenAndSharedMemory) {
-  EXPECT_THAT(Open("token of nobody")->welcome().error(), HasSubstr("no tenant's"));
+  EXPECT_THAT(Open("token of stranger")->welcome().error(), HasSubstr("no tenant's"));
   EXPECT_THAT(Open("token of past")->welcome().error(), HasSubstr("has expired"));
   EXPECT_EQ(Series("crumb_hellos_refused_total"), 2);
   options_.tenants.shared_memory = "off";

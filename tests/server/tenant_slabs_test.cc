@@ -442,7 +442,7 @@ TEST_F(ServerTenantSlabsTest, NonsenseAtTheSocketForPoolsEndsIt) {
   ASSERT_EQ(message.fds.size(), 1u);
   const int pools = message.fds[0].get();
   v1::PoolRequest request;
-  request.mutable_fetch()->set_pool("of nobody");
+  request.mutable_fetch()->set_pool("of no tenant");
   ASSERT_TRUE(SendFdMessage(pools, request.SerializeAsString(), {}).ok());
   v1::PoolAnswer answer;
   ASSERT_TRUE(answer.ParseFromString(ReceiveFdMessage(pools).value().bytes));

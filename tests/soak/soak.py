@@ -217,7 +217,7 @@ class Soak:
         threading.Thread(target=self.read_lines, args=(tenant, node, process), daemon=True).start()
 
     def read_lines(self, tenant, node, process):
-        """What a worker prints, until it ends. Its last line may be half of one."""
+        """Reads a worker's output until it ends. Its last line may be incomplete."""
         last = {}
         for line in process.stdout:
             try:

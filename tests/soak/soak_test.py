@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the soak test says about samples."""
+"""The soak test judges samples as it should."""
 
 import unittest
 

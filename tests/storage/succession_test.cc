@@ -199,7 +199,7 @@ TEST_F(SuccessionTest, WithoutRoomSomePagesLeaveInTheEnd) {
   Open(Options(), HandOver(), 0);
   const uint64_t pages = store_->Stats().host.pages;
   EXPECT_TRUE(absl::IsResourceExhausted(storage::Commit(*store_, SamplePage(9, 0)).status()));
-  EXPECT_EQ(store_->Stats().host.pages, pages) << "nothing leaves for slots that nobody can use";
+  EXPECT_EQ(store_->Stats().host.pages, pages) << "nothing leaves for slots that no page can use";
   ASSERT_TRUE(store_->GrowHost(0).ok());
   EXPECT_EQ(store_->Stats().host.pages, pages);
   clock_.Advance(std::chrono::seconds(6));

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rejects retired words and comments without a subject: check_language.py [--update] [ROOT]
 
-The first table below "## Retired words" in docs/glossary.md lists the retired words. A comment may
+The first table below "## Retired words" in docs/glossary.md lists the retired words; pages,
+comments and the string literals of C++ may not have them. A comment or a docstring of Python may
 not open with a word that leaves its subject out ("Of", "For", "What", "Whose", "Who", "Which",
 "Where"). Text that was written before this check is counted by folder in language_baseline.txt; a
 folder may not exceed its count, and --update lowers the counts to what is left."""
@@ -20,7 +21,11 @@ BASELINE = "tests/style/language_baseline.txt"
 GLOSSARY = "docs/glossary.md"
 COMMENT = re.compile(r"(?:^|\s)(?://|#)\s?(.*)$")
 OPENING = re.compile(r"^(Of|For|What|Whose|Who|Which|Where)\b(?!.*\?$)")
-CODE = (".h", ".cc", ".cu", ".cuh", ".proto", ".py", ".sh", ".cmake", ".yaml")
+DOCSTRING = re.compile(r'(?:^|:\n)[ \t]*"""(.*?)"""', re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"(?<![\"'\w/])/\*(.*?)\*/", re.DOTALL)
+STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
+CPP = (".h", ".c", ".cc", ".cu", ".cuh")
+CODE = (".h", ".c", ".cc", ".cu", ".cuh", ".proto", ".py", ".sh", ".cmake", ".yaml")
 
 
 def retired_words(root):
@@ -28,6 +33,29 @@ def retired_words(root):
     section = read(os.path.join(root, GLOSSARY)).partition("## Retired words")[2]
     table = section.partition("\n\n|")[2].partition("\n\n")[0]
     return re.findall(r"^\|? ?`(\w+)`", table, re.MULTILINE)
+
+
+def docstrings_of(text):
+    """(line number, text, whether the line begins it) of each line of a Python docstring."""
+    for found in DOCSTRING.finditer(text):
+        first = text.count("\n", 0, found.start(1)) + 1
+        for index, line in enumerate(found.group(1).split("\n")):
+            yield first + index, line.strip(), index == 0
+
+
+def block_comments_of(text):
+    """(line number, text, whether the line begins it) of each line of a C comment."""
+    for found in BLOCK.finditer(text):
+        first = text.count("\n", 0, found.start(1)) + 1
+        for index, line in enumerate(found.group(1).split("\n")):
+            yield first + index, line.strip(" *"), index == 0
+
+
+def strings_of(text):
+    """(line number, text, False) of each string literal in C++, which may reach a user."""
+    for number, line in enumerate(text.split("\n"), 1):
+        for found in STRING.findall(line.partition("//")[0]):
+            yield number, found, False
 
 
 def comments_of(text):
@@ -54,7 +82,11 @@ def complaints(root):
         if name.endswith(".md"):
             lines = [(n, line, False) for n, line in enumerate(text.split("\n"), 1)]
         elif name.endswith(CODE) or os.path.basename(name) == "CMakeLists.txt":
-            lines = comments_of(text)
+            lines = list(comments_of(text))
+            if name.endswith(".py"):
+                lines += docstrings_of(text)
+            elif name.endswith(CPP):
+                lines += [*block_comments_of(text), *strings_of(text)]
         else:
             continue
         for number, line, opens in lines:

@@ -40,6 +40,16 @@ class CheckLanguageTest(unittest.TestCase):
     def test_retired_word_as_an_identifier_in_code(self):
         self.assertEqual([], self.complaints("a/b.h", "int anew;\n"))
 
+    def test_retired_word_in_a_message(self):
+        self.assertEqual([2], self.complaints(
+            "a/b.cc", 'int x;\nLog("the pool is \\"made\\" anew");\n'))
+
+    def test_comment_of_c_and_docstring(self):
+        self.assertEqual([2, 3], self.complaints("a/b.h", "int x;\n/* Of the call,\n   anew */\n"))
+        self.assertEqual([1, 4], self.complaints(
+            "a/b.py", '"""What it does."""\n\ndef f():\n    """Where a page lies."""\n'))
+        self.assertEqual([], self.complaints("a/c.py", 'x = """What is this?"""\n'))
+
     def test_only_the_first_table_is_automatic(self):
         self.assertEqual(["anew"], check_language.retired_words(self.folder.name))
 

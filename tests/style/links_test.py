@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""What programs are linked with: links_test.py portable|no-cuda PROGRAM...
+"""Checks the libraries that programs are linked with: links_test.py portable|no-cuda PROGRAM...
 
 portable: the C library alone, so that they run on any machine with a driver as they are.
 no-cuda: neither a library nor a function of CUDA."""

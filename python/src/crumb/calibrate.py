@@ -71,7 +71,7 @@ def _recording(model: Any) -> Iterator[_Recording]:
 
 
 def rope_metadata(config: Any) -> Dict[str, str]:
-    """What an activation file says about RoPE, from a model's configuration."""
+    """The RoPE fields of an activation file, from a model's configuration."""
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)  # models that turn their layers in several ways

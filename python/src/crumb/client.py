@@ -39,7 +39,7 @@ class Miss(enum.IntEnum):
 
 
 class Tier(enum.IntEnum):
-    """Where a page lies."""
+    """The tier that a page lies in."""
 
     UNKNOWN = _abi.CRUMB_TIER_UNKNOWN
     DEVICE = _abi.CRUMB_TIER_DEVICE
@@ -53,7 +53,7 @@ class Tier(enum.IntEnum):
 
 
 class PutOutcome(enum.IntEnum):
-    """What became of a fragment that was written."""
+    """The outcome of writing a fragment."""
 
     UNKNOWN = 0
     STORED = _abi.CRUMB_PUT_STORED

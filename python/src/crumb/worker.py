@@ -16,7 +16,7 @@ PUBLISH = {"all": 0, "prompt": 1, "none": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What keys and values of a model depend on; equal models share pages.
+    """Everything that keys and values of a model depend on; equal models share pages.
 
     model: a name for people and metrics. weights: a digest of the checkpoint, or whatever changes
     when the weights do. rope: the effective RoPE configuration, as the engine writes it.

@@ -223,7 +223,7 @@ class ModelCrumbd::Session final : public PoolSession {
       for (const SlotClaim& claim : claims) {
         if (claim.header.has_value()) crumbd_.told_pages_.insert(claim.slot);
       }
-      if (keyspace != KeyspaceId()) return absl::NotFoundError("nobody has opened it yet");
+      if (keyspace != KeyspaceId()) return absl::NotFoundError("no worker has opened it yet");
       for (const SlotClaim& claim : claims) crumbd_.holders_[claim.slot].insert(connection_);
     }
     if (!crumbd_.lose_claim.exchange(false)) return std::vector<bool>(claims.size(), true);

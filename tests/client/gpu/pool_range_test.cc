@@ -198,7 +198,7 @@ TEST_F(PoolRangeTest, ARestartedCrumbdGetsWhatItLacks) {
   EXPECT_EQ(*At(*other, 2), 'x');
 
   crumbd_.handles.clear();
-  crumbd_.offers = absl::AlreadyExistsError("somebody else did");
+  crumbd_.offers = absl::AlreadyExistsError("another process did");
   EXPECT_TRUE(range->OfferAll(crumbd_, {}).ok());
   crumbd_.offers = absl::UnavailableError("gone");
   EXPECT_TRUE(absl::IsUnavailable(range->OfferAll(crumbd_, {})));

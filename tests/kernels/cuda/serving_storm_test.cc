@@ -160,7 +160,7 @@ class Server {
       if (used.count(page) != 0) continue;
       const auto begin = arena.begin() + page * PageBytes();
       ASSERT_TRUE(std::all_of(begin, begin + PageBytes(), [](uint8_t x) { return x == kCanary; }))
-          << "page " << page << " is nobody's and was written";
+          << "page " << page << " belongs to no sequence and was written";
     }
     ASSERT_EQ(std::memcmp(sink_.Download<Bf16>().data(), sink_host_.data(), 2 * sink_host_.size()),
               0);

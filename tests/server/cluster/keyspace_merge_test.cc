@@ -41,9 +41,9 @@ TEST(KeyspaceMergeTest, TheNewerStateCounts) {
   v1::KeyspaceRecord ours = Fresh(), theirs = Fresh();
   theirs.set_state(v1::KEYSPACE_STATE_BF16);
   theirs.set_state_version(2);
-  theirs.set_state_who("somebody");
+  theirs.set_state_who("another operator");
   EXPECT_TRUE(MergeKeyspace(ours, theirs).state);
-  EXPECT_EQ(ours.state_who(), "somebody");
+  EXPECT_EQ(ours.state_who(), "another operator");
   theirs.set_state(v1::KEYSPACE_STATE_ACTIVE);
   theirs.set_state_version(1);
   EXPECT_FALSE(MergeKeyspace(ours, theirs).any);

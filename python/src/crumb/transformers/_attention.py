@@ -21,7 +21,7 @@ _active = threading.local()
 
 
 def active() -> Any:
-    """What attends in the pass that runs in this thread, or None."""
+    """The object that attends in the pass of this thread, or None."""
     return getattr(_active, "attending", None)
 
 

@@ -79,7 +79,7 @@ class _Pass:
 
 
 class _Layer(CacheLayerMixin):
-    """What transformers sees of one layer of a CrumbCache."""
+    """One layer of a CrumbCache, as transformers sees it."""
 
     is_compileable = False
     is_croppable = False
@@ -178,7 +178,7 @@ class CrumbCache(Cache):
 
     @property
     def cached_tokens(self) -> List[int]:
-        """For each row how many leading tokens of the prompt came from the cache: multiples of 64.
+        """Number of leading prompt tokens of each row that came from the cache: multiples of 64.
         Empty before the prompts are known."""
         return [row.sequence.cached_tokens for row in self._rows]
 

@@ -35,7 +35,7 @@ Prompt = Union[str, SequenceOf[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """What was generated behind a prompt.
+    """The tokens that were generated behind a prompt.
 
     tokens: the new tokens, with the end token if there was one. text: they as text, without special
     tokens; None: there is no tokenizer. cached_tokens: leading tokens of the prompt whose keys and

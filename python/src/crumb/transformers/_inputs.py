@@ -11,7 +11,7 @@ from crumb.transformers._attention import ATTENTION
 
 
 def pads_of(mask: Optional[torch.Tensor], ids: torch.Tensor) -> List[int]:
-    """For each row the number of its pad columns, which must be on the left."""
+    """The number of pad columns of each row, which must be on the left."""
     if ids.dim() != 2 or ids.shape[1] == 0 or ids.is_floating_point():
         raise InvalidArgument(f"input_ids must be token ids [batch, columns]; it is "
                               f"{list(ids.shape)} of {ids.dtype}")

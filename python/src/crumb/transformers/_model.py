@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a transformers model says of itself, as Crumb names it, and what Crumb cannot serve."""
+"""Describes a transformers model by Crumb's names, and refuses what Crumb cannot serve."""
 
 import ctypes
 import dataclasses

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a vLLM configuration says of the model, as Crumb names it, and where its KV cache lies."""
+"""Describes vLLM's model by the names that Crumb uses, and finds its KV cache."""
 
 import hashlib
 import json

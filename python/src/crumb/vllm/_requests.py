@@ -66,7 +66,7 @@ class Lease(Protocol):
 
 
 class PageStore(Protocol):
-    """What the scheduler asks of crumbd: the part of crumb.Transfer that it uses."""
+    """The part of crumb.Transfer that the scheduler uses."""
 
     def keyspace(self) -> bytes: ...
 

@@ -32,7 +32,7 @@ logger = init_logger(__name__)
 
 @dataclasses.dataclass
 class StepJobs(KVConnectorMetadata):
-    """What the scheduler tells the workers to do in one step."""
+    """The work of one step, from the scheduler to the workers."""
 
     loads: List[LoadJob] = dataclasses.field(default_factory=list)
     stores: List[StoreJob] = dataclasses.field(default_factory=list)
@@ -42,7 +42,7 @@ class StepJobs(KVConnectorMetadata):
 
 @dataclasses.dataclass
 class StepTimes(KVConnectorWorkerMetadata):
-    """What a worker measured, for the scheduler's choice between loading and computing."""
+    """A worker's measurements, for the scheduler's choice between loading and computing."""
 
     loaded_tokens: int = 0
     load_seconds: float = 0.0
