@@ -55,6 +55,18 @@ enum class Withholding : uint8_t {
 
 // A keyspace that is open on this node. Members that can change are atomic; the rest is fixed.
 // Thread-safe; lives as long as its last reference.
+//
+// What may happen to one, each time durably before it is in force (KeyspaceRegistry):
+//
+//   OpenKeyspace, Merge  it is made, with the generation floor as its generation
+//   SetState             kActive <-> kBf16: its INT2 pages are misses with reason QUALITY meanwhile
+//   RaiseGeneration      dropped: pages of lower generations are misses for good, and are removed
+//   NoteDeletion         pages are deleted; nodes that are away hear of it from the record
+//   EndUnused            it ends: without pages and calls, in state kActive, unused for long; a
+//                        later OpenKeyspace makes a new one, above every generation it had
+//
+// Beside these, a node withholds pages that may have been dropped without its knowledge
+// (`unheard`): not by the keyspace, but by what the node has heard from others.
 struct Keyspace {
   KeyspaceId id;
   std::map<std::string, std::string> fields;  // as the client gave them

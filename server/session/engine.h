@@ -17,6 +17,21 @@
 namespace crumb::server {
 
 // All processes of one model replica, and the leases they hold together. Thread-safe.
+//
+// The life of a lease. The store makes it and ends it; the engine counts who holds it.
+//
+//   TakeBudget        pages are taken off the engine's budget, for an Acquire that is in progress
+//        |
+//     AddLease        held by the session that acquired it; the budget keeps the leased pages only
+//        |            (returns false if the engine has ended: the caller ends the lease at once)
+//     JoinLease       held by one more session, once for each call; any session of the engine
+//        |
+//   RemoveLease       gives one hold back: the acquirer's, or the calling session's own
+//        |            DropAcquiredBy gives back the acquirer's when its process is gone
+//     no hold left    the caller ends the lease in the store, which may reuse the slots
+//
+// End gives back every hold, when the engine's last session is gone. A session that has left
+// (`Held::left`) cannot give back the acquirer's hold.
 class Engine {
  public:
   Engine(const RandomId& id, unsigned uid, std::string tenant, uint64_t pages_max,
