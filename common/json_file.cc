@@ -21,6 +21,28 @@ namespace {
 // Published tokenizer files reach some 35 MB; a larger JSON file is not one of a model.
 constexpr int64_t kJsonBytesMax = int64_t{256} << 20;
 
+// Bound on nested arrays and objects, several times that of published files. The JSON library
+// prints values by recursion, so that a file of a million brackets would exhaust the stack.
+constexpr int kJsonDepthMax = 128;
+
+// Whether brackets outside of strings nest deeper than kJsonDepthMax.
+bool NestsTooDeep(std::string_view text) {
+  int depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      if (c == '"') in_string = false;
+      continue;
+    }
+    if (c == '"') in_string = true;
+    if ((c == '[' || c == '{') && ++depth > kJsonDepthMax) return true;
+    if (c == ']' || c == '}') --depth;
+  }
+  return false;
+}
+
 absl::Status WrongType(const std::string& key, const char* wanted, const std::string& where) {
   return absl::InvalidArgumentError(absl::StrCat(where, ": field \"", key, "\" must be ", wanted));
 }
@@ -64,6 +86,10 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes)
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& where) {
   nlohmann::json value = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (value.is_discarded()) return absl::InvalidArgumentError(where + ": not valid JSON");
+  if (NestsTooDeep(text)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, ": arrays and objects nest deeper than ", kJsonDepthMax));
+  }
   if (!value.is_object()) return absl::InvalidArgumentError(where + ": not a JSON object");
   return value;
 }

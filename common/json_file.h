@@ -16,7 +16,7 @@ namespace crumb {
 // The whole file; kInvalidArgument when it is larger than `max_bytes`.
 absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes);
 
-// Parses `text`, whose top level must be an object.
+// Parses `text`, whose top level must be an object, and which nests at most 128 deep.
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& where);
 absl::StatusOr<nlohmann::json> ReadJsonObject(const std::string& path);
 

@@ -61,6 +61,25 @@ TEST(JsonFileTest, RefusesWhatIsNoJsonObject) {
   ExpectNamed(ParseJsonObject("{\"a\":" + std::string(1'000'000, '['), kWhere), "not valid JSON");
 }
 
+TEST(JsonFileTest, NestingHasABound) {
+  const auto nested = [](size_t depth) {
+    return "{\"a\": " + std::string(depth, '[') + std::string(depth, ']') + "}";
+  };
+  EXPECT_TRUE(ParseJsonObject(nested(127), "f").ok());
+  for (const size_t depth : {size_t{128}, size_t{1000000}}) {
+    const absl::Status status = ParseJsonObject(nested(depth), "f").status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("f: arrays and objects nest deeper"));
+  }
+  // Brackets in texts, and those that are closed again, do not count.
+  const std::string text =
+      "{\"" + std::string(200, '[') + "\\\"" + std::string(200, '{') + "\": 1}";
+  EXPECT_TRUE(ParseJsonObject(text, "f").ok());
+  std::string flat = "{\"a\": [[]";
+  for (int i = 0; i < 200; ++i) flat += ",[]";
+  EXPECT_TRUE(ParseJsonObject(flat + "]}", "f").ok());
+}
+
 TEST(JsonFileTest, ReadsFilesUpToALimit) {
   models::ModelFolder folder;
   const std::string path = folder.path() + "/f";
