@@ -223,7 +223,7 @@ class Grammar {
 
   void AddQuality() {
     CLI::App* sub = Add("quality", "effect of 2-bit history on a model's predictions", quality_);
-    sub->add_option("--model", quality_->model, "HF directory of a Qwen3-architecture model")
+    sub->add_option("--model", quality_->model, "HF directory of a Llama, Qwen2 or Qwen3 model")
         ->required()
         ->check(CLI::ExistingDirectory);
     sub->add_option("--text", quality_->texts, "text files that are evaluated")

@@ -29,7 +29,7 @@
 namespace crumb::bench {
 
 struct QualityOptions {
-  std::string model;                           // HF directory, Qwen3 architecture
+  std::string model;                           // HF directory: Llama, Qwen2, Qwen3
   std::vector<std::string> texts;              // evaluated texts
   std::vector<std::string> calibration_texts;  // other texts, for oscar and crumb
   std::vector<std::string> methods = {"bf16",        "naive",         "hadamard", "kivi",

@@ -44,16 +44,13 @@ struct Candidate {
 
 absl::StatusOr<BytePairs> BytePairs::Build(
     absl::flat_hash_map<std::string, int32_t> tokens,
-    const std::vector<std::pair<std::string, std::string>>& merges, bool whole_first) {
+    const std::vector<std::pair<std::string, std::string>>& merges, bool whole_first,
+    int32_t unknown) {
   BytePairs pairs;
   pairs.whole_first_ = whole_first;
   for (int byte = 0; byte < 256; ++byte) {
     const auto it = tokens.find(std::string(1, static_cast<char>(byte)));
-    if (it == tokens.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the vocabulary has no token for byte ", byte));
-    }
-    pairs.byte_ids_[byte] = it->second;
+    pairs.byte_ids_[byte] = it == tokens.end() ? unknown : it->second;
   }
   pairs.merges_.reserve(merges.size());
   for (size_t rank = 0; rank < merges.size(); ++rank) {
@@ -85,8 +82,17 @@ void BytePairs::Encode(std::string_view piece, std::vector<int32_t>* ids) const 
       return;
     }
   }
-  const int size = static_cast<int>(piece.size());
-  std::vector<Symbol> symbols(piece.size());
+  std::vector<Symbol> symbols;
+  symbols.reserve(piece.size());
+  for (const char byte : piece) {
+    const int32_t id = byte_ids_[static_cast<uint8_t>(byte)];
+    if (id < 0) continue;
+    const int at = static_cast<int>(symbols.size());
+    symbols.push_back({id, at - 1, at + 1});
+  }
+  if (symbols.empty()) return;
+  symbols.back().next = kNone;
+  const int size = static_cast<int>(symbols.size());
   std::priority_queue<Candidate> candidates;
   const auto consider = [&](int left) {
     const int right = left == kNone ? kNone : symbols[left].next;
@@ -95,9 +101,6 @@ void BytePairs::Encode(std::string_view piece, std::vector<int32_t>* ids) const 
     if (merge == nullptr) return;
     candidates.push({merge->rank, left, symbols[left].id, symbols[right].id, merge->id});
   };
-  for (int i = 0; i < size; ++i) {
-    symbols[i] = {byte_ids_[static_cast<uint8_t>(piece[i])], i - 1, i + 1 < size ? i + 1 : kNone};
-  }
   for (int i = 0; i < size; ++i) consider(i);
   while (!candidates.empty()) {
     const Candidate best = candidates.top();

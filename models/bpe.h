@@ -19,11 +19,13 @@ namespace crumb::models {
 class BytePairs {
  public:
   // `tokens` has token ids by their bytes, `merges` the pairs in the order in which they were
-  // learned. With `whole_first`, a piece that is a token is not merged. kInvalidArgument: a byte
-  // has no token, or a merge names a token that does not exist.
+  // learned. With `whole_first`, a piece that is a token is not merged. A byte without a token
+  // becomes the token `unknown`, or is dropped if that is negative, as published tokenizers do.
+  // kInvalidArgument: a merge names a token that does not exist.
   static absl::StatusOr<BytePairs> Build(
       absl::flat_hash_map<std::string, int32_t> tokens,
-      const std::vector<std::pair<std::string, std::string>>& merges, bool whole_first);
+      const std::vector<std::pair<std::string, std::string>>& merges, bool whole_first,
+      int32_t unknown = -1);
 
   // Appends the ids of `piece`. O(n log n) in its bytes.
   void Encode(std::string_view piece, std::vector<int32_t>* ids) const;
@@ -38,7 +40,7 @@ class BytePairs {
 
   absl::flat_hash_map<std::string, int32_t> tokens_;
   absl::flat_hash_map<uint64_t, Merge> merges_;  // by left id << 32 | right id
-  std::array<int32_t, 256> byte_ids_{};
+  std::array<int32_t, 256> byte_ids_{};          // negative: the byte is dropped
   bool whole_first_ = false;
 };
 

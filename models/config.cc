@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "common/json_file.h"
@@ -23,16 +24,51 @@ absl::Status Unsupported(const std::string& where, const std::string& what,
       absl::StrCat(where, ": ", what, " ", found, " is not supported, only ", supported));
 }
 
-absl::Status CheckArchitecture(const nlohmann::json& json, const std::string& where) {
+// How a family of models differs from the others.
+struct Family {
+  const char* architecture;
+  bool qk_norm;
+  enum class Bias {
+    kQkv,         // q, k and v always have biases, o never has one
+    kAsInConfig,  // the field attention_bias applies to q, k, v and o
+  } bias;
+};
+constexpr Family kFamilies[] = {
+    {"LlamaForCausalLM", false, Family::Bias::kAsInConfig},
+    {"Qwen2ForCausalLM", false, Family::Bias::kQkv},
+    {"Qwen3ForCausalLM", true, Family::Bias::kAsInConfig},
+};
+// The RoPE base of Llama models whose config.json does not state one, as Llama 2's.
+constexpr double kLlamaTheta = 10000.0;
+
+absl::StatusOr<const Family*> ReadFamily(const nlohmann::json& json, const std::string& where) {
   CRUMB_ASSIGN_OR_RETURN(const nlohmann::json* names, ArrayField(json, "architectures", where));
-  if (names->size() != 1 || (*names)[0] != "Qwen3ForCausalLM") {
-    return Unsupported(where, "architecture", names->dump(), "[\"Qwen3ForCausalLM\"]");
+  std::string known;
+  for (const Family& family : kFamilies) {
+    if (names->size() == 1 && (*names)[0] == family.architecture) return &family;
+    absl::StrAppend(&known, known.empty() ? "" : ", ", family.architecture);
   }
+  return Unsupported(where, "architecture", names->dump(), known);
+}
+
+absl::Status CheckFeatures(const nlohmann::json& json, const std::string& where) {
   if (HasField(json, "hidden_act") && json["hidden_act"] != "silu") {
     return Unsupported(where, "hidden_act", json["hidden_act"].dump(), "\"silu\"");
   }
   CRUMB_ASSIGN_OR_RETURN(const bool window, BoolField(json, "use_sliding_window", false, where));
   if (window) return Unsupported(where, "use_sliding_window", "true", "false");
+  for (const char* key : {"mlp_bias", "rope_interleaved"}) {
+    CRUMB_ASSIGN_OR_RETURN(const bool set, BoolField(json, key, false, where));
+    if (set) return Unsupported(where, key, "true", "false");
+  }
+  if (HasField(json, "layer_types")) {
+    CRUMB_ASSIGN_OR_RETURN(const nlohmann::json* types, ArrayField(json, "layer_types", where));
+    for (const nlohmann::json& type : *types) {
+      if (type != "full_attention") {
+        return Unsupported(where, "layer_types with", type.dump(), "\"full_attention\"");
+      }
+    }
+  }
   if (HasField(json, "quantization_config")) {
     return Unsupported(where, "quantization_config", "(quantized weights)", "bf16, f16 or f32");
   }
@@ -62,6 +98,19 @@ absl::Status ReadYarn(const nlohmann::json& json, const std::string& where, Rope
   return absl::OkStatus();
 }
 
+// `json` is the object with the fields of the scaling.
+absl::Status ReadLlama3(const nlohmann::json& json, const std::string& where, RopeConfig* rope) {
+  CRUMB_ASSIGN_OR_RETURN(rope->original_max_positions,
+                         IntField(json, "original_max_position_embeddings", 1, kSizeMax, where));
+  CRUMB_ASSIGN_OR_RETURN(rope->low_frequency_factor, PositiveField(json, "low_freq_factor", where));
+  CRUMB_ASSIGN_OR_RETURN(rope->high_frequency_factor,
+                         PositiveField(json, "high_freq_factor", where));
+  if (rope->low_frequency_factor < rope->high_frequency_factor) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(where, ": low_freq_factor ", rope->low_frequency_factor,
+                   " must be below high_freq_factor ", rope->high_frequency_factor));
+}
+
 absl::Status ReadSizes(const nlohmann::json& json, const std::string& where, ModelConfig* config) {
   const struct {
     const char* key;
@@ -71,10 +120,14 @@ absl::Status ReadSizes(const nlohmann::json& json, const std::string& where, Mod
                {"intermediate_size", &config->intermediate_size},
                {"num_hidden_layers", &config->layers},
                {"num_attention_heads", &config->q_heads},
-               {"num_key_value_heads", &config->kv_heads},
                {"max_position_embeddings", &config->max_positions}};
   for (const auto& size : sizes) {
     CRUMB_ASSIGN_OR_RETURN(*size.value, IntField(json, size.key, 1, kSizeMax, where));
+  }
+  config->kv_heads = config->q_heads;
+  if (HasField(json, "num_key_value_heads")) {
+    CRUMB_ASSIGN_OR_RETURN(config->kv_heads,
+                           IntField(json, "num_key_value_heads", 1, kSizeMax, where));
   }
   config->head_dim = config->hidden_size / config->q_heads;
   if (HasField(json, "head_dim")) {
@@ -132,29 +185,57 @@ absl::StatusOr<RopeConfig> ParseRopeConfig(const nlohmann::json& json, const std
   const char* type_key = HasField(*scaling, "rope_type") ? "rope_type" : "type";
   CRUMB_ASSIGN_OR_RETURN(const std::string type, StringField(*scaling, type_key, where));
   if (type == "default") return rope;
-  if (type != "linear" && type != "yarn") {
-    return Unsupported(where, "rope scaling type", "\"" + type + "\"", "default, linear and yarn");
+  if (type == "linear") {
+    rope.kind = RopeConfig::Kind::kLinear;
+  } else if (type == "yarn") {
+    rope.kind = RopeConfig::Kind::kYarn;
+  } else if (type == "llama3") {
+    rope.kind = RopeConfig::Kind::kLlama3;
+  } else {
+    return Unsupported(where, "rope scaling type", "\"" + type + "\"",
+                       "default, linear, yarn and llama3");
   }
-  rope.kind = type == "linear" ? RopeConfig::Kind::kLinear : RopeConfig::Kind::kYarn;
   CRUMB_ASSIGN_OR_RETURN(rope.factor, PositiveField(*scaling, "factor", where));
   if (rope.kind == RopeConfig::Kind::kYarn) {
     CRUMB_RETURN_IF_ERROR(ReadYarn(*scaling, where, &rope));
   }
+  if (rope.kind == RopeConfig::Kind::kLlama3) {
+    CRUMB_RETURN_IF_ERROR(ReadLlama3(*scaling, where, &rope));
+  }
   return rope;
 }
+
+namespace {
+
+absl::StatusOr<RopeConfig> ReadRope(const nlohmann::json& json, const Family& family,
+                                    const std::string& where) {
+  if (std::string_view(family.architecture) != "LlamaForCausalLM" || HasField(json, "rope_theta") ||
+      HasField(json, "rope_parameters")) {
+    return ParseRopeConfig(json, where);
+  }
+  nlohmann::json fields = json;
+  fields["rope_theta"] = kLlamaTheta;
+  return ParseRopeConfig(fields, where);
+}
+
+}  // namespace
 
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& dir) {
   const std::string where = dir + "/config.json";
   CRUMB_ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonObject(where));
-  CRUMB_RETURN_IF_ERROR(CheckArchitecture(json, where));
+  CRUMB_ASSIGN_OR_RETURN(const Family* family, ReadFamily(json, where));
+  CRUMB_RETURN_IF_ERROR(CheckFeatures(json, where));
   ModelConfig config;
+  config.qk_norm = family->qk_norm;
   CRUMB_RETURN_IF_ERROR(ReadSizes(json, where, &config));
   CRUMB_ASSIGN_OR_RETURN(const double eps, PositiveField(json, "rms_norm_eps", where));
   config.rms_norm_eps = static_cast<float>(eps);
   CRUMB_ASSIGN_OR_RETURN(config.tied_embeddings,
                          BoolField(json, "tie_word_embeddings", false, where));
-  CRUMB_ASSIGN_OR_RETURN(config.attention_bias, BoolField(json, "attention_bias", false, where));
-  CRUMB_ASSIGN_OR_RETURN(config.rope, ParseRopeConfig(json, where));
+  CRUMB_ASSIGN_OR_RETURN(const bool bias, BoolField(json, "attention_bias", false, where));
+  config.qkv_bias = bias || family->bias == Family::Bias::kQkv;
+  config.o_bias = bias && family->bias == Family::Bias::kAsInConfig;
+  CRUMB_ASSIGN_OR_RETURN(config.rope, ReadRope(json, *family, where));
   if (config.rope.kind == RopeConfig::Kind::kYarn) {
     const double stretched = config.rope.factor * config.rope.original_max_positions;
     config.max_positions =

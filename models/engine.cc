@@ -179,7 +179,9 @@ absl::Status Engine::AttentionBlock(KvCache& cache, int layer, int tokens, Scrat
     AddBias(weights.v_bias, scratch.v.data() + i * kv_size);
     const auto norm_and_turn = [&](const std::vector<float>& norm, float* heads, int count) {
       for (int h = 0; h < count; ++h) {
-        RmsNorm(heads + h * head_dim, norm, config_.rms_norm_eps, heads + h * head_dim);
+        if (!norm.empty()) {
+          RmsNorm(heads + h * head_dim, norm, config_.rms_norm_eps, heads + h * head_dim);
+        }
         ApplyRope(cosine, sine, config_.head_dim, heads + h * head_dim);
       }
     };

@@ -41,9 +41,10 @@ struct EngineOptions {
   int chunk_tokens = 512;
 };
 
-// A Qwen3-architecture model: RMS norms, QK-norm, rotary positions, grouped queries, SwiGLU.
-// Weights are used as stored and everything is computed in f32; q, k and v are rounded to bf16
-// before they reach the cache, so that a BF16 cache holds the same rows as the published model's.
+// A model of the Llama, Qwen2 or Qwen3 family: RMS norms, rotary positions, grouped queries,
+// SwiGLU; with the norms of queries and keys and the biases that its configuration names. Weights
+// are used as stored and everything is computed in f32; q, k and v are rounded to bf16 before they
+// reach the cache, so that a BF16 cache holds the same rows as the published model's.
 //
 // Immutable after Load. Several threads may call Forward with different caches; their loops then
 // run on the pool one after the other.

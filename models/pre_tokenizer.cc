@@ -79,6 +79,9 @@ constexpr std::string_view kGpt2Regex =
 constexpr std::string_view kQwenRegex =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
     R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kLlama3Regex =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
+    R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 // U+017F folds to s, so a case-insensitive 's matches it.
 constexpr char32_t kLongS = 0x17F;
@@ -100,10 +103,11 @@ class Matcher {
     return end;
   }
 
-  size_t Qwen(size_t at) const {
+  // Qwen's and Llama 3's patterns, which differ in the number of digits of a piece.
+  size_t Words(size_t at, int digits_max) const {
     size_t end = MatchContraction(at, /*any_case=*/true);
     if (end == at) end = MatchWord(at);
-    if (end == at && ClassAt(at) == CharClass::kNumber) end = at + CharAt(text_, at).length;
+    if (end == at) end = MatchDigits(at, digits_max);
     if (end == at) end = MatchPunctuation(at);
     if (end == at) end = MatchLines(at);
     if (end == at) end = MatchSpaces(at);
@@ -127,6 +131,15 @@ class Matcher {
       end += c.length;
     }
     return end == from ? otherwise : end;
+  }
+
+  // Matches up to `most` digits.
+  size_t MatchDigits(size_t at, int most) const {
+    size_t end = at;
+    for (int count = 0; count < most && ClassAt(end) == CharClass::kNumber; ++count) {
+      end += CharAt(text_, end).length;
+    }
+    return end;
   }
 
   // Matches 's 't 're 've 'm 'll 'd.
@@ -188,11 +201,39 @@ class Matcher {
   const std::string_view text_;
 };
 
+// The longest runs of digits that are one piece.
+constexpr int kQwenDigits = 1;
+constexpr int kLlama3Digits = 3;
+
+// Appends the pieces of `text` by a single regular expression.
+void AppendPieces(SplitPattern pattern, std::string_view text,
+                  std::vector<std::string_view>* pieces) {
+  const Matcher matcher(text);
+  const int digits = pattern == SplitPattern::kLlama3 ? kLlama3Digits : kQwenDigits;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end =
+        pattern == SplitPattern::kGpt2 ? matcher.Gpt2(at) : matcher.Words(at, digits);
+    pieces->push_back(text.substr(at, end - at));
+    at = end;
+  }
+}
+
+// Returns the position of the first digit at or behind `at`, or the end of the text.
+size_t NextNumber(std::string_view text, size_t at) {
+  while (at < text.size()) {
+    const Char c = CharAt(text, at);
+    if (c.char_class == CharClass::kNumber) break;
+    at += c.length;
+  }
+  return at;
+}
+
 }  // namespace
 
 std::optional<SplitPattern> PatternOf(std::string_view regex) {
   if (regex == kGpt2Regex) return SplitPattern::kGpt2;
   if (regex == kQwenRegex) return SplitPattern::kQwen;
+  if (regex == kLlama3Regex) return SplitPattern::kLlama3;
   return std::nullopt;
 }
 
@@ -200,12 +241,18 @@ std::vector<std::string_view> Split(SplitPattern pattern, std::string_view text)
   std::vector<std::string_view> pieces;
   if (text.empty()) return pieces;
   if (pattern == SplitPattern::kNone) return {text};
-  const Matcher matcher(text);
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = pattern == SplitPattern::kGpt2 ? matcher.Gpt2(at) : matcher.Qwen(at);
-    pieces.push_back(text.substr(at, end - at));
-    at = end;
+  if (pattern == SplitPattern::kDigitsGpt2) {
+    for (size_t at = 0; at < text.size();) {
+      const Char first = CharAt(text, at);
+      const bool digit = first.char_class == CharClass::kNumber;
+      const size_t end = digit ? at + first.length : NextNumber(text, at);
+      // GPT-2's pattern sees the end of the text where a digit follows.
+      AppendPieces(SplitPattern::kGpt2, text.substr(at, end - at), &pieces);
+      at = end;
+    }
+    return pieces;
   }
+  AppendPieces(pattern, text, &pieces);
   return pieces;
 }
 

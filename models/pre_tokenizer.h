@@ -37,9 +37,11 @@ std::string ToNfc(std::string_view text);
 // The patterns by which published byte-level tokenizers split text; no merge crosses a boundary.
 // They are recognised by their regular expression and matched by hand-written code.
 enum class SplitPattern {
-  kNone,  // the whole text is one piece
-  kGpt2,  // the pattern of a ByteLevel pre-tokenizer with use_regex
-  kQwen,  // the Split pattern of Qwen2 and Qwen3: single digits, newlines kept with punctuation
+  kNone,    // the whole text is one piece
+  kGpt2,    // the pattern of a ByteLevel pre-tokenizer with use_regex
+  kQwen,    // the Split pattern of Qwen2 and Qwen3: single digits, newlines kept with punctuation
+  kLlama3,  // the Split pattern of Llama 3: as Qwen's, with up to three digits together
+  kDigitsGpt2,  // a Digits pre-tokenizer before GPT-2's pattern, as SmolLM's: single digits
 };
 
 // Returns the pattern whose regular expression is exactly `regex`, or nothing.

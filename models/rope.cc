@@ -28,6 +28,14 @@ double YarnStretch(int pair, const RopeConfig& config, int head_dim) {
   return std::clamp((pair - low) / (high - low), 0.0, 1.0);
 }
 
+// The same for Llama 3's scaling, whose bounds are numbers of rotations in the original context.
+double Llama3Stretch(double frequency, const RopeConfig& config) {
+  const double turns = config.original_max_positions * frequency / (2 * std::numbers::pi);
+  const double kept = (turns - config.low_frequency_factor) /
+                      (config.high_frequency_factor - config.low_frequency_factor);
+  return 1.0 - std::clamp(kept, 0.0, 1.0);
+}
+
 }  // namespace
 
 Rope::Rope(const RopeConfig& config, int head_dim)
@@ -37,6 +45,7 @@ Rope::Rope(const RopeConfig& config, int head_dim)
     double stretch = 0.0;
     if (config.kind == RopeConfig::Kind::kLinear) stretch = 1.0;
     if (config.kind == RopeConfig::Kind::kYarn) stretch = YarnStretch(i, config, head_dim);
+    if (config.kind == RopeConfig::Kind::kLlama3) stretch = Llama3Stretch(own, config);
     frequencies_[i] = static_cast<float>(own * (1.0 - stretch) + own / config.factor * stretch);
   }
 }
@@ -62,10 +71,16 @@ void ApplyRope(const float* cosine, const float* sine, int head_dim, float* row)
 }
 
 std::string DescribeRope(const RopeConfig& config) {
-  return fmt::format("kind={} theta={} factor={} original={} fast={} slow={} attention={}",
-                     static_cast<int>(config.kind), config.theta, config.factor,
-                     config.original_max_positions, config.beta_fast, config.beta_slow,
-                     config.attention_factor);
+  std::string line = fmt::format(
+      "kind={} theta={} factor={} original={} fast={} slow={} attention={}",
+      static_cast<int>(config.kind), config.theta, config.factor, config.original_max_positions,
+      config.beta_fast, config.beta_slow, config.attention_factor);
+  // Lines of the other kinds stay as they are, because they are part of stored page keys.
+  if (config.kind == RopeConfig::Kind::kLlama3) {
+    line +=
+        fmt::format(" low={} high={}", config.low_frequency_factor, config.high_frequency_factor);
+  }
+  return line;
 }
 
 }  // namespace crumb::models

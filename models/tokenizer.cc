@@ -13,8 +13,8 @@ namespace crumb::models {
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& dir) {
   const std::string path = dir + "/tokenizer.json";
   CRUMB_ASSIGN_OR_RETURN(TokenizerDefinition definition, ReadTokenizerFile(path));
-  absl::StatusOr<BytePairs> pairs =
-      BytePairs::Build(std::move(definition.tokens), definition.merges, definition.whole_first);
+  absl::StatusOr<BytePairs> pairs = BytePairs::Build(
+      std::move(definition.tokens), definition.merges, definition.whole_first, definition.unknown);
   if (!pairs.ok()) {
     return absl::Status(pairs.status().code(), path + ": " + std::string(pairs.status().message()));
   }
@@ -25,6 +25,7 @@ Tokenizer::Tokenizer(TokenizerDefinition definition, BytePairs pairs)
     : nfc_(definition.nfc),
       pattern_(definition.pattern),
       pairs_(std::move(pairs)),
+      begin_(std::move(definition.begin)),
       bytes_of_(std::move(definition.bytes_of)) {
   for (AddedToken& token : definition.added) {
     AddedTokens& added = token.normalized ? added_normalized_ : added_raw_;

@@ -18,25 +18,32 @@
 namespace crumb::models {
 
 // Converts text to token ids and back by the HF tokenizer.json of a byte-level BPE model. Any bytes
-// can be encoded; invalid UTF-8 becomes tokens of single bytes. It adds no tokens, such as
-// begin-of-sequence, that the text does not contain. Immutable, so thread-safe.
+// can be encoded; invalid UTF-8 becomes tokens of single bytes. Immutable, so thread-safe.
 class Tokenizer {
  public:
   // Reads `dir`/tokenizer.json. kNotFound: no such file. kInvalidArgument names the file, the value
   // and the supported ones: model BPE without dropout, prefixes, suffixes or byte_fallback;
-  // normalizer none or NFC; pre-tokenizer ByteLevel, or Split with a known pattern followed by
-  // ByteLevel; post-processor none or ByteLevel; decoder ByteLevel; added tokens without lstrip,
-  // rstrip and single_word. Truncation and padding in the file are ignored.
+  // normalizer none or NFC; pre-tokenizer ByteLevel, Split with a known pattern followed by
+  // ByteLevel without one, or single Digits followed by ByteLevel with its pattern; post-processor
+  // none, ByteLevel, or TemplateProcessing that puts tokens before the text; decoder ByteLevel;
+  // added tokens without lstrip, rstrip and single_word. Truncation and padding in the file are
+  // ignored.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::string& dir);
 
-  // Encodes `text`, in which the text of an added token becomes that token. REQUIRES: `text` has at
-  // most 1 GiB.
+  // Encodes `text`, in which the text of an added token becomes that token. Adds no tokens, such as
+  // begin-of-sequence, that the text does not contain. Bytes that the vocabulary lacks become the
+  // file's unknown token, or are dropped if the file has none, as by the published implementation.
+  // REQUIRES: `text` has at most 1 GiB.
   std::vector<int32_t> Encode(std::string_view text) const;
 
   // Returns the bytes of the tokens one after the other; ids without a token have none.
-  // Decode(Encode(x)) is x, or x in NFC if the tokenizer normalizes. A token may end inside a UTF-8
-  // character.
+  // Decode(Encode(x)) is x, or x in NFC if the tokenizer normalizes, unless the vocabulary lacks a
+  // byte of x. A token may end inside a UTF-8 character.
   std::string Decode(std::span<const int32_t> ids) const;
+
+  // Returns the tokens, such as begin-of-sequence, that the model expects before a text that is not
+  // rendered by a chat template.
+  const std::vector<int32_t>& begin() const { return begin_; }
 
   // Returns one more than the largest id.
   int size() const { return static_cast<int>(bytes_of_.size()); }
@@ -55,6 +62,7 @@ class Tokenizer {
   const bool nfc_;
   const SplitPattern pattern_;
   const BytePairs pairs_;
+  const std::vector<int32_t> begin_;
   const std::vector<std::string> bytes_of_;  // by id; empty: no such token
   AddedTokens added_raw_;                    // searched before normalization
   AddedTokens added_normalized_;             // searched after it

@@ -88,14 +88,24 @@ absl::StatusOr<SplitPattern> ReadSplit(const nlohmann::json& split, const std::s
   CRUMB_ASSIGN_OR_RETURN(const std::string regex, StringField(*pattern, "Regex", where));
   const std::optional<SplitPattern> known = PatternOf(regex);
   if (!known.has_value()) {
-    return Unsupported(where, "Split pattern", regex, "those of GPT-2 and of Qwen2 and Qwen3");
+    return Unsupported(where, "Split pattern", regex,
+                       "those of GPT-2, of Qwen2 and Qwen3, and of Llama 3");
   }
   return *known;
 }
 
+// Reads the Digits that precedes a ByteLevel, which has GPT-2's pattern if `regex` is true.
+absl::StatusOr<SplitPattern> ReadDigits(const nlohmann::json& digits, bool regex,
+                                        const std::string& where) {
+  CRUMB_ASSIGN_OR_RETURN(const bool single, BoolField(digits, "individual_digits", false, where));
+  if (!single) return Unsupported(where, "Digits with individual_digits", "false", "true");
+  if (!regex) return Unsupported(where, "ByteLevel with use_regex", "false", "true after Digits");
+  return SplitPattern::kDigitsGpt2;
+}
+
 absl::StatusOr<SplitPattern> ReadPreTokenizer(const nlohmann::json& json, const std::string& file) {
   const std::string where = file + ": pre_tokenizer";
-  constexpr char kSupported[] = "ByteLevel, or a Sequence of Split and ByteLevel";
+  constexpr char kSupported[] = "ByteLevel, or a Sequence of Split or Digits and ByteLevel";
   CRUMB_ASSIGN_OR_RETURN(const std::string type, TypeOf(json, "pre_tokenizer", file));
   if (type == "ByteLevel") {
     const nlohmann::json& component = json["pre_tokenizer"];
@@ -111,14 +121,79 @@ absl::StatusOr<SplitPattern> ReadPreTokenizer(const nlohmann::json& json, const 
     if (!step.is_object()) return absl::InvalidArgumentError(where + ": a step is not an object");
     CRUMB_ASSIGN_OR_RETURN(types.emplace_back(), StringField(step, "type", where));
   }
-  if (types != std::vector<std::string>{"Split", "ByteLevel"}) {
+  if (types.size() != 2 || (types[0] != "Split" && types[0] != "Digits") ||
+      types[1] != "ByteLevel") {
     return Unsupported(where, "Sequence of", nlohmann::json(types).dump(), kSupported);
   }
   const nlohmann::json& byte_level = (*steps)[1];
   CRUMB_RETURN_IF_ERROR(CheckByteLevel(byte_level, where));
   CRUMB_ASSIGN_OR_RETURN(const bool regex, BoolField(byte_level, "use_regex", true, where));
+  if (types[0] == "Digits") return ReadDigits((*steps)[0], regex, where);
   if (regex) return Unsupported(where, "ByteLevel with use_regex", "true", "false after a Split");
   return ReadSplit((*steps)[0], where);
+}
+
+// Appends the ids that the special token `name` of a TemplateProcessing stands for.
+absl::Status AddTemplateIds(const nlohmann::json& processor, const std::string& name,
+                            const std::string& where, std::vector<int32_t>* ids) {
+  CRUMB_ASSIGN_OR_RETURN(const nlohmann::json* specials,
+                         ObjectField(processor, "special_tokens", where));
+  CRUMB_ASSIGN_OR_RETURN(const nlohmann::json* special, ObjectField(*specials, name, where));
+  CRUMB_ASSIGN_OR_RETURN(const nlohmann::json* list, ArrayField(*special, "ids", where));
+  for (const nlohmann::json& id : *list) {
+    const nlohmann::json holder = {{"ids", id}};
+    CRUMB_ASSIGN_OR_RETURN(const int64_t value, IntField(holder, "ids", 0, kTokenIdMax, where));
+    ids->push_back(static_cast<int32_t>(value));
+  }
+  return absl::OkStatus();
+}
+
+// Reads the tokens that a TemplateProcessing puts before a single text. It must put none behind it:
+// a prompt is to be continued.
+absl::Status ReadTemplate(const nlohmann::json& processor, const std::string& where,
+                          std::vector<int32_t>* begin) {
+  CRUMB_ASSIGN_OR_RETURN(const nlohmann::json* parts, ArrayField(processor, "single", where));
+  bool text_seen = false;
+  for (const nlohmann::json& part : *parts) {
+    const bool is_text = part.is_object() && HasField(part, "Sequence");
+    const bool is_special = part.is_object() && HasField(part, "SpecialToken");
+    if (text_seen || is_text == is_special) {
+      return Unsupported(where, "template", parts->dump(), "special tokens before one Sequence");
+    }
+    if (is_text) {
+      text_seen = true;
+      continue;
+    }
+    CRUMB_ASSIGN_OR_RETURN(const nlohmann::json* token, ObjectField(part, "SpecialToken", where));
+    CRUMB_ASSIGN_OR_RETURN(const std::string name, StringField(*token, "id", where));
+    CRUMB_RETURN_IF_ERROR(AddTemplateIds(processor, name, where, begin));
+  }
+  if (text_seen) return absl::OkStatus();
+  return Unsupported(where, "template", parts->dump(), "special tokens before one Sequence");
+}
+
+absl::Status ReadPostProcessor(const nlohmann::json& json, const std::string& file,
+                               std::vector<int32_t>* begin) {
+  const std::string where = file + ": post_processor";
+  constexpr char kSupported[] =
+      "null, ByteLevel, TemplateProcessing, and a Sequence of ByteLevel and TemplateProcessing";
+  CRUMB_ASSIGN_OR_RETURN(const std::string type, TypeOf(json, "post_processor", file));
+  if (type == "null" || type == "ByteLevel") return absl::OkStatus();
+  if (type == "TemplateProcessing") return ReadTemplate(json["post_processor"], where, begin);
+  if (type != "Sequence") return Unsupported(where, "type", "\"" + type + "\"", kSupported);
+  CRUMB_ASSIGN_OR_RETURN(const nlohmann::json* steps,
+                         ArrayField(json["post_processor"], "processors", where));
+  int templates = 0;
+  for (const nlohmann::json& step : *steps) {
+    if (!step.is_object()) return absl::InvalidArgumentError(where + ": a step is not an object");
+    CRUMB_ASSIGN_OR_RETURN(const std::string step_type, StringField(step, "type", where));
+    if (step_type == "ByteLevel") continue;
+    if (step_type != "TemplateProcessing" || ++templates > 1) {
+      return Unsupported(where, "Sequence with", "\"" + step_type + "\"", kSupported);
+    }
+    CRUMB_RETURN_IF_ERROR(ReadTemplate(step, where, begin));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckModel(const nlohmann::json& model, const std::string& where) {
@@ -159,6 +234,18 @@ absl::Status ReadVocabulary(const nlohmann::json& model, const std::string& wher
     CRUMB_RETURN_IF_ERROR(SetBytes(where, id, bytes.value_or(spelled), definition));
     if (bytes.has_value()) definition->tokens[*bytes] = static_cast<int32_t>(id);
   }
+  return absl::OkStatus();
+}
+
+absl::Status ReadUnknown(const nlohmann::json& model, const std::string& where,
+                         TokenizerDefinition* definition) {
+  if (!HasField(model, "unk_token")) return absl::OkStatus();
+  CRUMB_ASSIGN_OR_RETURN(const std::string text, StringField(model, "unk_token", where));
+  CRUMB_ASSIGN_OR_RETURN(const nlohmann::json* vocab, ObjectField(model, "vocab", where));
+  CRUMB_ASSIGN_OR_RETURN(const int64_t id, IntField(*vocab, text, 0, kTokenIdMax, where));
+  CRUMB_ASSIGN_OR_RETURN(const bool fuse, BoolField(model, "fuse_unk", false, where));
+  if (fuse) return Unsupported(where, "fuse_unk with an unk_token", "true", "false");
+  definition->unknown = static_cast<int32_t>(id);
   return absl::OkStatus();
 }
 
@@ -225,10 +312,7 @@ absl::StatusOr<TokenizerDefinition> ReadTokenizerFile(const std::string& path) {
   }
   definition.nfc = normalizer == "NFC";
   CRUMB_ASSIGN_OR_RETURN(definition.pattern, ReadPreTokenizer(json, path));
-  CRUMB_ASSIGN_OR_RETURN(const std::string post, TypeOf(json, "post_processor", path));
-  if (post != "null" && post != "ByteLevel") {
-    return Unsupported(path, "post_processor", "\"" + post + "\"", "null and \"ByteLevel\"");
-  }
+  CRUMB_RETURN_IF_ERROR(ReadPostProcessor(json, path, &definition.begin));
   CRUMB_ASSIGN_OR_RETURN(const std::string decoder, TypeOf(json, "decoder", path));
   if (decoder != "ByteLevel") {
     return Unsupported(path, "decoder", "\"" + decoder + "\"", "\"ByteLevel\"");
@@ -239,6 +323,7 @@ absl::StatusOr<TokenizerDefinition> ReadTokenizerFile(const std::string& path) {
   CRUMB_RETURN_IF_ERROR(CheckModel(*model, where));
   CRUMB_ASSIGN_OR_RETURN(definition.whole_first, BoolField(*model, "ignore_merges", false, where));
   CRUMB_RETURN_IF_ERROR(ReadVocabulary(*model, where, alphabet, &definition));
+  CRUMB_RETURN_IF_ERROR(ReadUnknown(*model, where, &definition));
   CRUMB_RETURN_IF_ERROR(ReadMerges(*model, where, alphabet, &definition));
   if (HasField(json, "added_tokens")) {
     CRUMB_ASSIGN_OR_RETURN(const nlohmann::json* added, ArrayField(json, "added_tokens", path));

@@ -25,9 +25,11 @@ struct TokenizerDefinition {
   bool nfc = false;
   SplitPattern pattern = SplitPattern::kNone;
   bool whole_first = false;  // a piece that is a token is not merged
+  int32_t unknown = -1;      // token of bytes that the vocabulary lacks; negative: they are dropped
   absl::flat_hash_map<std::string, int32_t> tokens;
   std::vector<std::pair<std::string, std::string>> merges;  // first learned first
   std::vector<AddedToken> added;
+  std::vector<int32_t> begin;         // tokens before every text
   std::vector<std::string> bytes_of;  // by id, added tokens included; empty: no such token
 };
 

@@ -30,13 +30,16 @@ absl::Status LoadBiases(const Checkpoint& checkpoint, const ModelConfig& config,
   const int64_t kv_size = int64_t{config.kv_heads} * config.head_dim;
   const struct {
     const char* name;
+    bool present;
     int64_t size;
     std::vector<float>* vector;
-  } biases[] = {{"q_proj", int64_t{config.q_heads} * config.head_dim, &layer->q_bias},
-                {"k_proj", kv_size, &layer->k_bias},
-                {"v_proj", kv_size, &layer->v_bias},
-                {"o_proj", config.hidden_size, &layer->o_bias}};
+  } biases[] = {
+      {"q_proj", config.qkv_bias, int64_t{config.q_heads} * config.head_dim, &layer->q_bias},
+      {"k_proj", config.qkv_bias, kv_size, &layer->k_bias},
+      {"v_proj", config.qkv_bias, kv_size, &layer->v_bias},
+      {"o_proj", config.o_bias, config.hidden_size, &layer->o_bias}};
   for (const auto& b : biases) {
+    if (!b.present) continue;
     CRUMB_RETURN_IF_ERROR(LoadVector(
         checkpoint, absl::StrCat(prefix, "self_attn.", b.name, ".bias"), b.size, b.vector));
   }
@@ -67,17 +70,19 @@ absl::Status LoadLayer(const Checkpoint& checkpoint, const ModelConfig& config, 
   }
   const struct {
     const char* name;
+    bool present;
     int64_t size;
     std::vector<float>* vector;
-  } vectors[] = {{"input_layernorm", hidden, &layer->attention_norm},
-                 {"post_attention_layernorm", hidden, &layer->mlp_norm},
-                 {"self_attn.q_norm", config.head_dim, &layer->q_norm},
-                 {"self_attn.k_norm", config.head_dim, &layer->k_norm}};
+  } vectors[] = {{"input_layernorm", true, hidden, &layer->attention_norm},
+                 {"post_attention_layernorm", true, hidden, &layer->mlp_norm},
+                 {"self_attn.q_norm", config.qk_norm, config.head_dim, &layer->q_norm},
+                 {"self_attn.k_norm", config.qk_norm, config.head_dim, &layer->k_norm}};
   for (const auto& v : vectors) {
+    if (!v.present) continue;
     CRUMB_RETURN_IF_ERROR(
         LoadVector(checkpoint, absl::StrCat(prefix, v.name, ".weight"), v.size, v.vector));
   }
-  return config.attention_bias ? LoadBiases(checkpoint, config, prefix, layer) : absl::OkStatus();
+  return LoadBiases(checkpoint, config, prefix, layer);
 }
 
 }  // namespace

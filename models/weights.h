@@ -20,12 +20,12 @@ struct LayerWeights {
   Matrix k_proj;                      // [kv_heads * head_dim, hidden]
   Matrix v_proj;                      // [kv_heads * head_dim, hidden]
   Matrix o_proj;                      // [hidden, q_heads * head_dim]
-  std::vector<float> q_bias;          // [rows of q_proj]; empty if there are no biases
+  std::vector<float> q_bias;          // [rows of q_proj]; empty if there is none, like the others
   std::vector<float> k_bias;
   std::vector<float> v_bias;
   std::vector<float> o_bias;
-  std::vector<float> q_norm;    // [head_dim]
-  std::vector<float> k_norm;    // [head_dim]
+  std::vector<float> q_norm;    // [head_dim]; empty without qk_norm
+  std::vector<float> k_norm;    // [head_dim]; empty without qk_norm
   std::vector<float> mlp_norm;  // [hidden]
   Matrix gate_proj;             // [intermediate, hidden]
   Matrix up_proj;               // [intermediate, hidden]

@@ -15,7 +15,7 @@
 
 namespace crumb::tools {
 
-// Runs a Qwen3-architecture model over texts and yields its activations, sequence by sequence.
+// Runs a Llama, Qwen2 or Qwen3 model over texts and yields its activations, sequence by sequence.
 // Sequences are cut from the concatenated texts; if there is more text than is needed, they are
 // evenly spread.
 class ModelActivations : public calibration::ActivationSource {

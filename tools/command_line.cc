@@ -248,7 +248,7 @@ class Grammar {
         ->check(CLI::IsMember({"crumb", "oscar", "hadamard", "naive"}))
         ->capture_default_str();
     CLI::Option* model =
-        sub->add_option("--model", options->model, "HF directory of a Qwen3-architecture model")
+        sub->add_option("--model", options->model, "HF directory of a Llama, Qwen2 or Qwen3 model")
             ->check(CLI::ExistingDirectory);
     CLI::Option* text =
         sub->add_option("--text", options->texts, "text files, UTF-8")->check(CLI::ExistingFile);

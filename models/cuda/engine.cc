@@ -30,9 +30,14 @@ absl::Status CheckServed(const ModelConfig& config) {
                                                    ", this model has ", config.head_dim,
                                                    "; run it on the CPU"));
   }
-  if (config.attention_bias) {
+  if (config.qkv_bias || config.o_bias) {
     return absl::InvalidArgumentError(
         "the CUDA engine serves projections without biases; run this model on the CPU");
+  }
+  if (!config.qk_norm) {
+    return absl::InvalidArgumentError(
+        "the CUDA engine serves models that normalise queries and keys, such as Qwen3; run this "
+        "model on the CPU");
   }
   for (const int width : {config.hidden_size, config.intermediate_size, config.vocab_size}) {
     if (width % kVector == 0) continue;

@@ -110,10 +110,27 @@ TEST(BpeTest, NamesWhatTheVocabularyLacks) {
   const absl::Status merge = BytePairs::Build(tokens, {{"a", "b"}}, false).status();
   EXPECT_EQ(merge.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(merge.message()), HasSubstr("merge 0 of \"a\" and \"b\""));
+}
+
+TEST(BpeTest, BytesWithoutATokenAreDroppedOrUnknown) {
+  const Merges merges = {{"a", "b"}};
+  auto tokens = Tokens(merges);
   tokens.erase("\x07");
-  const absl::Status byte = BytePairs::Build(tokens, {}, false).status();
-  EXPECT_EQ(byte.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(byte.message()), HasSubstr("byte 7"));
+  const auto dropping = BytePairs::Build(tokens, merges, false);
+  ASSERT_TRUE(dropping.ok()) << dropping.status();
+  // The bytes beside a dropped one become neighbours, and are merged.
+  EXPECT_THAT(Encode(*dropping,
+                     "a\x07"
+                     "b"),
+              ElementsAre(256));
+  EXPECT_THAT(Encode(*dropping, "\x07\x07"), ElementsAre());
+  EXPECT_THAT(Encode(*dropping, "\x07x\x07"), ElementsAre('x'));
+  const auto naming = BytePairs::Build(tokens, merges, false, /*unknown=*/999);
+  ASSERT_TRUE(naming.ok()) << naming.status();
+  EXPECT_THAT(Encode(*naming,
+                     "a\x07\x07"
+                     "ab"),
+              ElementsAre('a', 999, 999, 256));
 }
 
 }  // namespace

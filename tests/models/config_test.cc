@@ -37,10 +37,24 @@ TEST(ConfigTest, ReadsTheCommittedModel) {
   EXPECT_EQ(config->max_positions, 4096);
   EXPECT_FLOAT_EQ(config->rms_norm_eps, 1e-6f);
   EXPECT_TRUE(config->tied_embeddings);
-  EXPECT_FALSE(config->attention_bias);
+  EXPECT_TRUE(config->qk_norm);
+  EXPECT_FALSE(config->qkv_bias);
+  EXPECT_FALSE(config->o_bias);
   EXPECT_EQ(config->rope.theta, 1e6);
   EXPECT_EQ(config->rope.kind, RopeConfig::Kind::kDefault);
   EXPECT_THAT(config->eos_ids, ElementsAre(0));
+}
+
+// Adds Llama 3's scaling, with one of its fields changed.
+std::function<void(nlohmann::json&)> Llama3(const std::string& key, const nlohmann::json& value) {
+  return [=](nlohmann::json& json) {
+    json["rope_scaling"] = {{"rope_type", "llama3"},
+                            {"factor", 8.0},
+                            {"low_freq_factor", 1.0},
+                            {"high_freq_factor", 4.0},
+                            {"original_max_position_embeddings", 8192}};
+    json["rope_scaling"][key] = value;
+  };
 }
 
 TEST(ConfigTest, NamesWhatItDoesNotSupport) {
@@ -51,12 +65,24 @@ TEST(ConfigTest, NamesWhatItDoesNotSupport) {
   };
   const Case cases[] = {
       {"architecture",
-       [](auto& j) { j["architectures"] = {"LlamaForCausalLM"}; },
-       {"config.json", "LlamaForCausalLM", "Qwen3ForCausalLM"}},
+       [](auto& j) { j["architectures"] = {"GemmaForCausalLM"}; },
+       {"config.json", "GemmaForCausalLM", "LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"}},
+      {"two architectures",
+       [](auto& j) {
+         j["architectures"] = {"LlamaForCausalLM", "Qwen3ForCausalLM"};
+       },
+       {"LlamaForCausalLM"}},
       {"no architecture", [](auto& j) { j.erase("architectures"); }, {"architectures"}},
       {"activation", [](auto& j) { j["hidden_act"] = "gelu"; }, {"hidden_act", "gelu", "silu"}},
       {"bias", [](auto& j) { j["attention_bias"] = "yes"; }, {"attention_bias"}},
       {"window", [](auto& j) { j["use_sliding_window"] = true; }, {"use_sliding_window"}},
+      {"window of some layers",
+       [](auto& j) {
+         j["layer_types"] = {"full_attention", "sliding_attention"};
+       },
+       {"layer_types", "sliding_attention"}},
+      {"bias of the MLP", [](auto& j) { j["mlp_bias"] = true; }, {"mlp_bias"}},
+      {"interleaved", [](auto& j) { j["rope_interleaved"] = true; }, {"rope_interleaved"}},
       {"quantized",
        [](auto& j) {
          j["quantization_config"] = {{"bits", 4}};
@@ -78,6 +104,12 @@ TEST(ConfigTest, NamesWhatItDoesNotSupport) {
          j["rope_scaling"] = {{"type", "yarn"}, {"factor", 4}};
        },
        {"original_max_position_embeddings"}},
+      {"llama3 length",
+       Llama3("original_max_position_embeddings", nullptr),
+       {"original_max_position_embeddings"}},
+      {"llama3 low", Llama3("low_freq_factor", "1"), {"low_freq_factor"}},
+      {"llama3 high", Llama3("high_freq_factor", nullptr), {"high_freq_factor"}},
+      {"llama3 order", Llama3("high_freq_factor", 1.0), {"high_freq_factor", "below"}},
       {"yarn mscale",
        [](auto& j) {
          j["rope_scaling"] = {{"type", "yarn"},
@@ -146,6 +178,51 @@ TEST(ConfigTest, HeadDimFollowsFromTheHiddenSizeWhenItIsNotThere) {
   const auto config = LoadChanged([](nlohmann::json& j) { j.erase("head_dim"); });
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->head_dim, 64);
+}
+
+TEST(ConfigTest, FamiliesDifferInNormsAndBiases) {
+  struct Case {
+    const char* architecture;
+    bool attention_bias, qk_norm, qkv_bias, o_bias;
+  };
+  for (const Case& c : {Case{"LlamaForCausalLM", false, false, false, false},
+                        Case{"LlamaForCausalLM", true, false, true, true},
+                        Case{"Qwen2ForCausalLM", false, false, true, false},
+                        Case{"Qwen3ForCausalLM", true, true, true, true}}) {
+    SCOPED_TRACE(c.architecture);
+    const auto config = LoadChanged([&](nlohmann::json& j) {
+      j["architectures"] = {c.architecture};
+      j["attention_bias"] = c.attention_bias;
+    });
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_EQ(config->qk_norm, c.qk_norm);
+    EXPECT_EQ(config->qkv_bias, c.qkv_bias);
+    EXPECT_EQ(config->o_bias, c.o_bias);
+  }
+}
+
+TEST(ConfigTest, OldLlamaFilesLeaveOutDefaults) {
+  const auto config = LoadChanged([](nlohmann::json& j) {
+    j["architectures"] = {"LlamaForCausalLM"};
+    for (const char* key : {"rope_theta", "num_key_value_heads"}) j.erase(key);
+    j["rope_scaling"] = {{"type", "linear"}, {"factor", 2.0}};
+    j["layer_types"] = {"full_attention"};
+  });
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->kv_heads, 4);
+  EXPECT_EQ(config->rope.theta, 10000.0);
+  EXPECT_EQ(config->rope.kind, RopeConfig::Kind::kLinear);
+}
+
+TEST(ConfigTest, DeepNestingIsAnError) {
+  const std::string deep = std::string(1000000, '[') + std::string(1000000, ']');
+  ModelFolder folder;
+  for (const std::string key : {"architectures", "hidden_act", "eos_token_id"}) {
+    folder.Write("config.json", "{\"" + key + "\": " + deep + "}");
+    const absl::Status status = LoadModelConfig(folder.path()).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_LT(status.message().size(), 1000u);
+  }
 }
 
 TEST(ConfigTest, DamagedAndMissingFiles) {

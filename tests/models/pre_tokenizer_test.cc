@@ -81,6 +81,17 @@ TEST(PreTokenizerTest, SplitsLikeQwen) {
               ElementsAre("IT", "'S", "\tx", " ", "1", "2", "!\n\n", " ", " y", "\n \n"));
 }
 
+TEST(PreTokenizerTest, SplitsLikeLlama3) {
+  EXPECT_THAT(Split(SplitPattern::kLlama3, "in 1234567, IT'S ٣½5"),
+              ElementsAre("in", " ", "123", "456", "7", ",", " IT", "'S", " ", "٣½5"));
+}
+
+TEST(PreTokenizerTest, SplitsDigitsBeforeGpt2sPattern) {
+  EXPECT_THAT(Split(SplitPattern::kDigitsGpt2, "in 20½ it's  7 !"),
+              ElementsAre("in", " ", "2", "0", "½", " it", "'s", "  ", "7", " !"));
+  EXPECT_THAT(Split(SplitPattern::kDigitsGpt2, ""), ElementsAre());
+}
+
 TEST(PreTokenizerTest, NoPatternLeavesTextWhole) {
   EXPECT_THAT(Split(SplitPattern::kNone, "a b"), ElementsAre("a b"));
   EXPECT_THAT(Split(SplitPattern::kNone, ""), ElementsAre());
@@ -89,6 +100,8 @@ TEST(PreTokenizerTest, NoPatternLeavesTextWhole) {
 TEST(PreTokenizerTest, KnowsPatternsByTheirText) {
   const nlohmann::json fixture = ReadJson("tests/models/fixtures/tokenizer.json");
   EXPECT_EQ(PatternOf(fixture["qwen_pattern"].get<std::string>()), SplitPattern::kQwen);
+  const nlohmann::json families = ReadJson("tests/models/fixtures/tokenizers.json");
+  EXPECT_EQ(PatternOf(families["llama3_pattern"].get<std::string>()), SplitPattern::kLlama3);
   EXPECT_EQ(PatternOf("\\s+"), std::nullopt);
 }
 
@@ -100,7 +113,8 @@ TEST(PreTokenizerTest, PiecesOfAnyBytesAreTheText) {
   for (int round = 0; round < 3000; ++round) {
     std::string text;
     for (int i = random() % 30; i > 0; --i) text += common[random() % common.size()];
-    for (const SplitPattern pattern : {SplitPattern::kGpt2, SplitPattern::kQwen}) {
+    for (const SplitPattern pattern : {SplitPattern::kGpt2, SplitPattern::kQwen,
+                                       SplitPattern::kLlama3, SplitPattern::kDigitsGpt2}) {
       std::string joined;
       for (const std::string_view piece : Split(pattern, text)) {
         ASSERT_FALSE(piece.empty());

@@ -16,8 +16,10 @@ namespace {
 constexpr double kRelative = 1e-5;
 
 TEST(RopeTest, FrequenciesAreThePublishedOnes) {
-  const nlohmann::json rows = ReadJson("tests/models/fixtures/rope.json");
-  ASSERT_GE(rows.size(), 4u);
+  nlohmann::json rows = ReadJson("tests/models/fixtures/rope.json");
+  const nlohmann::json llama3 = ReadJson("tests/models/fixtures/rope3.json");
+  rows.insert(rows.end(), llama3.begin(), llama3.end());
+  ASSERT_GE(rows.size(), 7u);
   for (const nlohmann::json& row : rows) {
     SCOPED_TRACE(row["rope_parameters"].dump());
     ModelFolder folder;

@@ -68,6 +68,39 @@ TEST(TokenizerTest, IdsAreThePublishedImplementations) {
   }
 }
 
+// Loads one of the forms that fixtures/make_family_fixtures.py describes.
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadForm(const nlohmann::json& form) {
+  return LoadChanged([&](nlohmann::json& json) {
+    for (const auto& [key, value] : form.items()) {
+      if (key == "without") {
+        for (const std::string text : value) json["model"]["vocab"].erase(text);
+      } else if (key == "model") {
+        json["model"].update(value);
+      } else {
+        json[key] = value;
+      }
+    }
+  });
+}
+
+TEST(TokenizerTest, IdsOfFamiliesAreThePublishedImplementations) {
+  const nlohmann::json fixture = ReadJson("tests/models/fixtures/tokenizers.json");
+  ASSERT_GE(fixture["files"].size(), 4u);
+  ASSERT_GT(fixture["files"]["lacking"]["without"].size(), 20u);
+  for (const auto& [name, form] : fixture["files"].items()) {
+    SCOPED_TRACE(name);
+    const auto tokenizer = LoadForm(form);
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    for (const nlohmann::json& row : fixture["rows"]) {
+      EXPECT_EQ((*tokenizer)->Encode(row["text"].get<std::string>()),
+                row[name].get<std::vector<int32_t>>())
+          << row["text"];
+    }
+    const auto begin = fixture["llama3_begin"].get<std::vector<int32_t>>();
+    EXPECT_EQ((*tokenizer)->begin(), name == "llama3" ? begin : std::vector<int32_t>());
+  }
+}
+
 TEST(TokenizerTest, AnyBytesComeBack) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
@@ -115,6 +148,29 @@ TEST(TokenizerTest, UnknownIdsDecodeToNothing) {
   EXPECT_EQ((*tokenizer)->Decode(std::vector<int32_t>{-1, 1, 1 << 30, 4096}), "!");
 }
 
+const nlohmann::json kText = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+const nlohmann::json kSpecial = {{"SpecialToken", {{"id", "<|endoftext|>"}, {"type_id", 0}}}};
+
+// Sets a post-processor of these parts.
+Change Template(const std::vector<nlohmann::json>& parts) {
+  return [=](nlohmann::json& json) {
+    json["post_processor"] = {
+        {"type", "TemplateProcessing"},
+        {"single", parts},
+        {"special_tokens", {{"<|endoftext|>", {{"ids", {0}}}}, {"bad", {{"ids", {-1}}}}}}};
+  };
+}
+
+// Sets a pre-tokenizer of `digits` and ByteLevel.
+Change Digits(const nlohmann::json& digits, bool regex) {
+  return [=](nlohmann::json& json) {
+    json["pre_tokenizer"] = {
+        {"type", "Sequence"},
+        {"pretokenizers",
+         {digits, {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", regex}}}}};
+  };
+}
+
 TEST(TokenizerTest, NamesWhatItDoesNotSupport) {
   struct Case {
     const char* name;
@@ -140,7 +196,13 @@ TEST(TokenizerTest, NamesWhatItDoesNotSupport) {
       {"id", [](auto& j) { j["model"]["vocab"]["!"] = -1; }, "!"},
       {"huge id", [](auto& j) { j["model"]["vocab"]["!"] = 2147483647; }, "!"},
       {"same id", [](auto& j) { j["model"]["vocab"]["!"] = 2; }, "two tokens have id 2"},
-      {"no byte", [](auto& j) { j["model"]["vocab"].erase("!"); }, "byte 33"},
+      {"unknown", model("unk_token", "<unk>"), "<unk>"},
+      {"fused unknown",
+       [](auto& j) {
+         j["model"]["unk_token"] = "!";
+         j["model"]["fuse_unk"] = true;
+       },
+       "fuse_unk"},
       {"merge", [](auto& j) { j["model"]["merges"][7] = "ab"; }, "merge 7"},
       {"merge of three",
        [](auto& j) {
@@ -160,7 +222,22 @@ TEST(TokenizerTest, NamesWhatItDoesNotSupport) {
       {"normalizer", top("normalizer", {{"type", "Lowercase"}}), "Lowercase"},
       {"pre", top("pre_tokenizer", {{"type", "Metaspace"}}), "Metaspace"},
       {"no pre", top("pre_tokenizer", nullptr), "null"},
-      {"post", top("post_processor", {{"type", "TemplateProcessing"}}), "TemplateProcessing"},
+      {"post", top("post_processor", {{"type", "BertProcessing"}}), "BertProcessing"},
+      {"post template", top("post_processor", {{"type", "TemplateProcessing"}}), "single"},
+      {"post end", Template({kText, kSpecial}), "before one Sequence"},
+      {"post without text", Template({kSpecial}), "before one Sequence"},
+      {"post of two texts", Template({kText, kText}), "before one Sequence"},
+      {"post nothing", Template({nullptr, kText}), "before one Sequence"},
+      {"post unknown", Template({{{"SpecialToken", {{"id", "<s>"}}}}, kText}), "<s>"},
+      {"post ids", Template({{{"SpecialToken", {{"id", "bad"}}}}, kText}), "ids"},
+      {"post steps",
+       top("post_processor", {{"type", "Sequence"}, {"processors", {{{"type", "Strip"}}}}}),
+       "Strip"},
+      {"digits", Digits({{"type", "Digits"}, {"individual_digits", false}}, true), "Digits"},
+      {"digits alone", Digits({{"type", "Digits"}, {"individual_digits", true}}, false),
+       "use_regex"},
+      {"digits as text", Digits({{"type", "Digits"}, {"individual_digits", "yes"}}, true),
+       "individual_digits"},
       {"decoder", top("decoder", {{"type", "WordPiece"}}), "WordPiece"},
       {"prefix space", [](auto& j) { j["pre_tokenizer"]["add_prefix_space"] = true; }, "prefix"},
       {"pattern",

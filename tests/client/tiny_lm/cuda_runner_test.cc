@@ -215,6 +215,8 @@ TEST_F(CudaRunnerTest, RefusesWrongTokens) {
 TEST(CudaEngineTest, RefusesModelsThatItDoesNotServe) {
   for (const auto& [field, value] : {std::pair<std::string, nlohmann::json>("head_dim", 64),
                                      {"attention_bias", true},
+                                     {"architectures", {"LlamaForCausalLM"}},
+                                     {"architectures", {"Qwen2ForCausalLM"}},
                                      {"vocab_size", 4095}}) {
     const models::ModelFolder folder;
     nlohmann::json config = models::ReadJson(std::string(models::kTinyLm) + "/config.json");
