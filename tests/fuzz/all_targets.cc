@@ -5,9 +5,9 @@
 namespace crumb::fuzz {
 
 std::vector<const FuzzTarget*> AllTargets() {
-  return {&kCallTarget,      &kConfigTarget,   &kFragmentTarget, &kFrameTarget,
-          &kHostImageTarget, &kPeerTarget,     &kRequestTarget,  &kRotationTarget,
-          &kSessionTarget,   &kTakeoverTarget, &kTorchTarget};
+  return {&kCallTarget,      &kConfigTarget,  &kFragmentTarget, &kFrameTarget,
+          &kHostImageTarget, &kModelTarget,   &kPeerTarget,     &kRequestTarget,
+          &kRotationTarget,  &kSessionTarget, &kTakeoverTarget, &kTorchTarget};
 }
 
 }  // namespace crumb::fuzz

@@ -26,6 +26,7 @@ extern const FuzzTarget kConfigTarget;
 extern const FuzzTarget kFragmentTarget;
 extern const FuzzTarget kFrameTarget;
 extern const FuzzTarget kHostImageTarget;
+extern const FuzzTarget kModelTarget;
 extern const FuzzTarget kPeerTarget;
 extern const FuzzTarget kRequestTarget;
 extern const FuzzTarget kRotationTarget;

@@ -118,7 +118,8 @@ client::SequenceOptions Inference::MakeSequenceOptions(client::Publish publish) 
   return sequence;
 }
 
-absl::StatusOr<RunReport> Inference::Run(std::span<const int32_t> prompt) {
+absl::StatusOr<RunReport> Inference::Run(const Prompt& full_prompt) {
+  const std::span<const int32_t> prompt = full_prompt.tokens;
   const int room = engine_->config().max_positions - static_cast<int>(prompt.size());
   if (prompt.empty() || room < options_.generate) {
     return absl::InvalidArgumentError(fmt::format(
@@ -133,7 +134,7 @@ absl::StatusOr<RunReport> Inference::Run(std::span<const int32_t> prompt) {
     sequence.reset();
     CRUMB_ASSIGN_OR_RETURN(sequence,
                            runner_->Begin(prompt, MakeSequenceOptions(client::Publish::kAll)));
-    answer = Generate(*sequence, prompt, report);
+    answer = Generate(*sequence, full_prompt, report);
     if (!absl::IsDataLoss(answer.status())) break;  // otherwise cached pages were damaged
   }
   CRUMB_RETURN_IF_ERROR(answer.status());
@@ -155,18 +156,17 @@ absl::StatusOr<RunReport> Inference::Run(std::span<const int32_t> prompt) {
 }
 
 absl::StatusOr<std::vector<int32_t>> Inference::Generate(RunningSequence& sequence,
-                                                         std::span<const int32_t> prompt,
-                                                         RunReport& report) {
+                                                         const Prompt& prompt, RunReport& report) {
   const TimePoint start = Clock::Real().Now();
   const std::vector<int32_t>& stops = engine_->config().eos_ids;
   std::vector<int32_t> generated;
-  auto fresh = prompt.subspan(static_cast<size_t>(sequence.cached_tokens()));
+  auto fresh = std::span(prompt.tokens).subspan(static_cast<size_t>(sequence.cached_tokens()));
   do {
     CRUMB_ASSIGN_OR_RETURN(const models::Logits logits,
                            sequence.Forward(fresh, models::LogitRows::kLast));
     if (generated.empty()) report.ttft_seconds = SecondsSince(start);
     const int32_t token = models::GreedyToken(logits.last());
-    if (std::binary_search(stops.begin(), stops.end(), token)) break;
+    if (token == prompt.end_of_turn || std::binary_search(stops.begin(), stops.end(), token)) break;
     generated.push_back(token);
     fresh = std::span(generated).last(1);
   } while (static_cast<int>(generated.size()) < options_.generate);

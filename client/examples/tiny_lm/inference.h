@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/examples/tiny_lm/prompt.h"
 #include "client/examples/tiny_lm/run_options.h"
 #include "client/examples/tiny_lm/run_report.h"
 #include "client/examples/tiny_lm/runner.h"
@@ -27,13 +28,11 @@ class Inference {
   // no error: the run then has no cache.
   static absl::StatusOr<std::unique_ptr<Inference>> Open(const RunOptions& options);
 
-  std::vector<int32_t> Encode(const std::string& prompt) const {
-    return tokenizer_->Encode(prompt);
-  }
+  const models::Tokenizer& tokenizer() const { return *tokenizer_; }
 
   // Generates text for one prompt. kInvalidArgument: there are no tokens, or more than the model
   // has positions.
-  absl::StatusOr<RunReport> Run(std::span<const int32_t> prompt);
+  absl::StatusOr<RunReport> Run(const Prompt& prompt);
 
  private:
   explicit Inference(const RunOptions& options) : options_(options) {}
@@ -43,8 +42,8 @@ class Inference {
   absl::StatusOr<client::WorkerOptions> MakeWorkerOptions() const;
   absl::Status SetQuantizer(client::WorkerOptions& worker) const;
   client::SequenceOptions MakeSequenceOptions(client::Publish publish) const;
-  absl::StatusOr<std::vector<int32_t>> Generate(RunningSequence& sequence,
-                                                std::span<const int32_t> prompt, RunReport& report);
+  absl::StatusOr<std::vector<int32_t>> Generate(RunningSequence& sequence, const Prompt& prompt,
+                                                RunReport& report);
   absl::StatusOr<Comparison> Compare(std::span<const int32_t> prompt,
                                      std::span<const int32_t> generated);
   absl::Status Publish(RunReport& report);

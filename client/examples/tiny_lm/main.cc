@@ -5,38 +5,29 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <fstream>
-#include <iostream>
-#include <iterator>
 #include <string>
 
 #include "client/examples/tiny_lm/inference.h"
+#include "client/examples/tiny_lm/prompt.h"
 #include "client/examples/tiny_lm/run_options.h"
 #include "client/examples/tiny_lm/run_report.h"
-#include "common/errno_status.h"
 #include "common/status_macros.h"
 
 namespace crumb::tiny_lm {
 namespace {
 
-absl::StatusOr<std::string> ReadPrompt(const std::string& path) {
-  if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return ErrnoStatus(errno, "opening prompt file " + path);
-  return std::string(std::istreambuf_iterator<char>(file), {});
-}
-
 absl::Status Main(const RunOptions& options) {
-  CRUMB_ASSIGN_OR_RETURN(const std::string prompt, ReadPrompt(options.prompt_file));
   if (options.count_tokens) {
     CRUMB_ASSIGN_OR_RETURN(const auto tokenizer, models::Tokenizer::Load(options.model));
-    const size_t tokens = tokenizer->Encode(prompt).size();
+    CRUMB_ASSIGN_OR_RETURN(const Prompt prompt, ReadPrompt(options, *tokenizer));
+    const size_t tokens = prompt.tokens.size();
     fmt::print("{}\n", options.json ? fmt::format("{{\"prompt_tokens\": {}}}", tokens)
                                     : fmt::format("{}", tokens));
     return absl::OkStatus();
   }
   CRUMB_ASSIGN_OR_RETURN(const auto inference, Inference::Open(options));
-  CRUMB_ASSIGN_OR_RETURN(const RunReport report, inference->Run(inference->Encode(prompt)));
+  CRUMB_ASSIGN_OR_RETURN(const Prompt prompt, ReadPrompt(options, inference->tokenizer()));
+  CRUMB_ASSIGN_OR_RETURN(const RunReport report, inference->Run(prompt));
   fmt::print("{}\n", options.json ? ToJson(report) : ToText(report));
   return absl::OkStatus();
 }

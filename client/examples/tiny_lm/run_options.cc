@@ -6,18 +6,34 @@
 #include <iostream>
 
 namespace crumb::tiny_lm {
+namespace {
+
+void AddPromptOptions(CLI::App& app, RunOptions& options) {
+  CLI::Option* prompt = app.add_option("--prompt-file", options.prompt_file,
+                                       "file with the prompt, or - for standard input");
+  app.add_flag("--chat", options.chat,
+               "the prompt is one user's message; write it by the model's chat template")
+      ->needs(prompt);
+  app.add_option("--messages", options.messages,
+                 "file with a conversation instead of a prompt: a JSON array of objects with "
+                 "\"role\" and \"content\"; written by the model's chat template")
+      ->excludes(prompt);
+  app.add_option("--system", options.system,
+                 "system message of --chat; default: the chat template's");
+}
+
+}  // namespace
 
 std::optional<int> ParseRunOptions(int argc, char** argv, RunOptions& options) {
   CLI::App app{
-      "An inference worker: runs a Qwen3-architecture model on this machine's CPU or GPU and keeps "
-      "its KV cache in Crumb.",
+      "An inference worker: runs a model of the Llama, Qwen2 or Qwen3 family on this machine's "
+      "CPU, "
+      "or a Qwen3 model on its GPU, and keeps its KV cache in Crumb.",
       "crumb-tiny-lm"};
   app.set_version_flag("--version", std::string(CRUMB_VERSION));
   app.add_option("--model", options.model, "HF directory: config.json, safetensors, tokenizer.json")
       ->capture_default_str();
-  app.add_option("--prompt-file", options.prompt_file,
-                 "file with the prompt, or - for standard input")
-      ->required();
+  AddPromptOptions(app, options);
   app.add_option("--generate", options.generate, "tokens to generate at most")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
@@ -59,6 +75,10 @@ std::optional<int> ParseRunOptions(int argc, char** argv, RunOptions& options) {
       "Example:\n  crumb-tiny-lm --prompt-file question.txt --store /run/crumb --generate 32");
   try {
     app.parse(argc, argv);
+    if (options.prompt_file.empty() && options.messages.empty()) {
+      throw CLI::RequiredError("--prompt-file or --messages");
+    }
+    if (!options.system.empty() && !options.chat) throw CLI::RequiresError("--system", "--chat");
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
     std::cerr << "crumb-tiny-lm: " << error.what() << " (see crumb-tiny-lm --help)\n";

@@ -11,6 +11,9 @@ namespace crumb::tiny_lm {
 struct RunOptions {
   std::string model = "models/data/tiny-lm";
   std::string prompt_file;            // "-": standard input
+  bool chat = false;                  // the prompt is a user's message to a chat model
+  std::string messages;               // file with a conversation, in place of a prompt
+  std::string system;                 // system message; empty: that of the chat template
   int generate = 16;                  // maximum number of tokens
   std::string store = "none";         // folder of crumbd's sockets, or "none"
   std::string kv = "int2";            // or "bf16"
