@@ -16,8 +16,8 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PYTHON = ROOT / "build/engines/venv/bin/python"
-TESTS = ("ops_test", "calibrate_test", "gpu_calls_test", "transformers_cache_test",
-         "transformers_device_test", "transformers_generate_test")
+TESTS = ("ops_test", "calibrate_test", "gpu_calls_test", "import_gguf_test",
+         "transformers_cache_test", "transformers_device_test", "transformers_generate_test")
 SKIPPED = 77
 
 
