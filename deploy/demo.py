@@ -8,6 +8,8 @@ hidden in them, and answers a question. Worker B, another
 process, asks about another passkey and reuses A's pages from crumbd's memory. crumbd is killed with
 SIGKILL and started again; worker C asks about a third one and reuses the pages from SSD. Each answer lies
 in INT2 pages. Prints a table; the exit code is not 0 when anything is wrong.
+
+--model smollm2 holds a chat with SmolLM2-135M-Instruct instead: chat_demo.py, docs/models.md.
 """
 
 import argparse
@@ -20,6 +22,8 @@ import sys
 import tempfile
 import time
 import urllib.request
+
+import chat_demo
 
 PASSKEYS = {"harbour": "48213", "lantern": "70594", "meadow": "16387"}  # name -> key
 DEPTHS = {"harbour": 0.25, "lantern": 0.45, "meadow": 0.70}  # where in the text each one stands
@@ -112,6 +116,7 @@ class Demo:
     def __init__(self, arguments, folder):
         self.worker = arguments.bin / "crumb-tiny-lm"
         self.device = arguments.device
+        self.worker_seconds = WORKER_SECONDS
         self.tool = arguments.bin / "crumb"
         self.rotation = folder / "model.rotation"
         self.model = arguments.model
@@ -121,12 +126,13 @@ class Demo:
         self.rows = []
 
     def run_worker(self, prompt, *options):
-        prompt_file = self.folder / "prompt.txt"
-        prompt_file.write_text(prompt, encoding="utf-8")
-        command = [self.worker, "--model", self.model, "--prompt-file", prompt_file, "--json",
-                   "--device", self.device, *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=WORKER_SECONDS,
-                              check=False)
+        command = [self.worker, "--model", self.model, "--json", "--device", self.device, *options]
+        if prompt is not None:
+            prompt_file = self.folder / "prompt.txt"
+            prompt_file.write_text(prompt, encoding="utf-8")
+            command += ["--prompt-file", prompt_file]
+        done = subprocess.run(command, capture_output=True, text=True,
+                              timeout=self.worker_seconds, check=False)
         if done.returncode != 0:
             raise DemoError(f"worker failed: {done.stderr.strip()}")
         return json.loads(done.stdout)
@@ -221,25 +227,39 @@ def main():
     root = pathlib.Path(__file__).resolve().parents[1]
     parser.add_argument("--bin", type=pathlib.Path, default=root / "build/release/bin",
                         help="folder of crumbd, crumb and crumb-tiny-lm")
-    parser.add_argument("--model", type=pathlib.Path, default=root / "models/data/tiny-lm")
+    parser.add_argument("--model", type=pathlib.Path, default=root / "models/data/tiny-lm",
+                        help=f"folder of a model, or {chat_demo.MODEL}: a chat over a long document "
+                             f"with SmolLM2-135M-Instruct, which needs: {chat_demo.INSTALL}")
+    parser.add_argument("--models", type=pathlib.Path, default=root / "build/models",
+                        help=f"where {chat_demo.MODEL} is imported to, once")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
                         help="where the workers' model runs")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     arguments = parser.parse_args()
 
     folder = pathlib.Path(tempfile.mkdtemp(prefix="crumb-demo-"))
-    demo = Demo(arguments, folder)
-    error = None
+    chatting = str(arguments.model) == chat_demo.MODEL
+    demo, error, show = None, None, table
     try:
-        demo.run(documents(root), sources(root))
-    except (DemoError, OSError, subprocess.SubprocessError, json.JSONDecodeError) as problem:
+        if chatting:
+            arguments.model = chat_demo.model_folder(root, arguments.models / chat_demo.MODEL)
+        demo = Demo(arguments, folder)
+        if chatting:
+            chat = chat_demo.Chat(demo, documents(root))
+            demo.rows, show = chat.rows, chat_demo.report
+            chat.run(sources(root))
+        else:
+            demo.run(documents(root), sources(root))
+    except (DemoError, chat_demo.ChatError, OSError, subprocess.SubprocessError,
+            json.JSONDecodeError) as problem:
         error = problem
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    rows = demo.rows if demo else []
     if arguments.json:
-        print(json.dumps({"rows": [{"worker": label, **row} for label, row in demo.rows]}))
-    elif demo.rows:
-        print("\n" + table(demo.rows))
+        print(json.dumps({"rows": [{"worker": label, **row} for label, row in rows]}))
+    elif rows:
+        print("\n" + show(rows))
     if error is not None:
         print(f"demo failed: {error}", file=sys.stderr)
         return 1
