@@ -187,7 +187,7 @@ def _head_dim(file: _File) -> int:
 
 
 def _llama3_factors(factor: float, theta: float, head_dim: int) -> List[float]:
-    """What each frequency is divided by, for a factor of Llama 3's scaling."""
+    """The divisors of the frequencies for a factor of Llama 3's scaling."""
     low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
     original = LLAMA3["original_max_position_embeddings"]
     factors = []
