@@ -255,13 +255,15 @@ void HostTier::CountNotBelow(bool only_hit, PageWalk* walk, NotBelowCounts* coun
       refused |= fragment.below == Below::kRefused;
     }
     if (!absent && !queued && !refused) continue;
-    // A page that is only queued here was admitted after the walk began, if reading admits pages.
-    const bool unread = only_hit && (!page.was_hit || !absent);
+    const bool unread = only_hit && !page.was_hit;
     if (page.keyspace != counted_keyspace) {
       add_counted();
       counted_keyspace = page.keyspace;
     }
-    ++(refused ? counted.refused : unread ? counted.unread : counted.absent);
+    ++(refused  ? counted.refused
+       : unread ? counted.unread
+       : absent ? counted.absent
+                : counted.queued);
   }
   add_counted();
   walk->over = walk->next == table_.handles_end();

@@ -45,11 +45,14 @@ struct PageWalk {
 // Pages of a walk that the tier below lacks.
 struct NotBelow {
   uint64_t absent = 0;
+  uint64_t queued = 0;   // on their way there
   uint64_t refused = 0;  // can never be stored there
   uint64_t unread = 0;   // not admitted
 
+  bool any() const { return absent + queued + refused > 0; }
   NotBelow& operator+=(const NotBelow& other) {
     absent += other.absent;
+    queued += other.queued;
     refused += other.refused;
     unread += other.unread;
     return *this;

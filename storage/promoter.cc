@@ -35,11 +35,17 @@ void Promoter::Promote(const FragmentMeta& fragment, Done done) {
   if (!queued) Finish(name, absl::ResourceExhaustedError("too many reads wait for the SSD"));
 }
 
-absl::StatusOr<PageHandle> Promoter::Bring(const FragmentMeta& fragment) {
+absl::StatusOr<Slot> Promoter::ReserveFor(const FragmentMeta& fragment) {
+  const WriteThrough::Queueing queueing(writer_);
   std::vector<Departure> departures;
   absl::StatusOr<Slot> slot =
       host_.Reserve(fragment.keyspace, fragment.bytes, writer_.room_bytes(), &departures);
   writer_.Enqueue(departures);
+  return slot;
+}
+
+absl::StatusOr<PageHandle> Promoter::Bring(const FragmentMeta& fragment) {
+  const absl::StatusOr<Slot> slot = ReserveFor(fragment);
   CRUMB_RETURN_IF_ERROR(slot.status());
   if (absl::Status status = below_.Get(fragment, host_.Memory(*slot)); !status.ok()) {
     host_.Abandon(*slot);

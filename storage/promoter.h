@@ -71,6 +71,7 @@ class Promoter {
 
   bool IsSuspended(const FragmentMeta& fragment) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static Name NameOf(const FragmentMeta& fragment);
+  absl::StatusOr<Slot> ReserveFor(const FragmentMeta& fragment);
   absl::StatusOr<PageHandle> Bring(const FragmentMeta& fragment);
   void Finish(const Name& name, const absl::Status& status);
 

@@ -162,7 +162,10 @@ void ThreeTierStore::NoteUse(const KeyspaceId& keyspace, std::vector<PageKey> ke
 
 void ThreeTierStore::TouchBelow(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
   below_->Touch(keyspace, keys);
-  if (only_hit()) writer_->Enqueue(host_->RefAbsentBelow(keyspace, keys));
+  if (only_hit()) {
+    const WriteThrough::Queueing queueing(*writer_);
+    writer_->Enqueue(host_->RefAbsentBelow(keyspace, keys));
+  }
   const TimePoint now = clock_.Now();
   if (now - recency_synced_ < kRecencySyncInterval) return;
   recency_synced_ = now;

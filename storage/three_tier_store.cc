@@ -95,6 +95,7 @@ absl::Status ThreeTierStore::Start(const OpenFragmentTier& open_below, StoreStar
   if (!has_below() || only_hit()) return absl::OkStatus();
   size_t room = static_cast<size_t>(options_.ssd.write_queue_pages_max);
   for (PageWalk walk = host_->BeginWalk(); !walk.over && room > 0;) {
+    const WriteThrough::Queueing queueing(*writer_);
     const auto departures = host_->RefAbsentBelow(room, /*only_hit=*/false, &walk);
     room -= std::min(room, departures.size());
     writer_->Enqueue(departures);
@@ -261,6 +262,7 @@ absl::Status ThreeTierStore::CommitPiece(const CommitRequest& request, const Til
 }
 
 absl::StatusOr<Slot> ThreeTierStore::ReserveSlot(const KeyspaceId& keyspace, uint64_t bytes) {
+  const WriteThrough::Queueing queueing(*writer_);
   std::vector<Departure> departures;
   absl::StatusOr<Slot> slot =
       host_->Reserve(keyspace, bytes, has_below() ? writer_->room_bytes() : 0, &departures);
@@ -271,6 +273,7 @@ absl::StatusOr<Slot> ThreeTierStore::ReserveSlot(const KeyspaceId& keyspace, uin
 
 // Takes the slot, whatever comes of it.
 absl::Status ThreeTierStore::Publish(const FragmentMeta& meta, const Slot& slot, Below below) {
+  const WriteThrough::Queueing queueing(*writer_);
   CRUMB_ASSIGN_OR_RETURN(const PageHandle page, host_->Publish(meta, slot, below));
   if (below == Below::kQueued) {
     writer_->Enqueue(std::vector<Departure>{{page, meta}});

@@ -13,6 +13,10 @@ namespace {
 // One sync for each extent covers a batch: large enough to be cheap, small enough to be soon.
 constexpr size_t kBatchFragmentsMax = 64;
 constexpr uint64_t kBatchBytesMax = uint64_t{64} << 20;
+// Rounds of a Flush, each of which writes and then counts. One is enough unless pages leave host
+// memory, or are admitted, at the same moment. What the last one finds on its way to the tier below
+// counts as not durable.
+constexpr int kFlushRoundsMax = 4;
 
 absl::Status Stopping() { return absl::UnavailableError("the store is stopping"); }
 
@@ -51,6 +55,23 @@ void WriteThrough::Enqueue(std::span<const Departure> departures) {
     dropped_.Add();
     host_.Return(refused, refused.otherwise);
   }
+}
+
+size_t WriteThrough::BeginQueueing() {
+  MutexLock lock(&mutex_);
+  ++queueing_[side_];
+  return side_;
+}
+
+void WriteThrough::EndQueueing(size_t side) {
+  MutexLock lock(&mutex_);
+  if (--queueing_[side] == 0 && side != side_) queueing_ended_.NotifyAll();
+}
+
+void WriteThrough::WaitForQueueing() {
+  MutexLock lock(&mutex_);
+  const size_t begun = std::exchange(side_, 1 - side_);
+  while (queueing_[begun] > 0) queueing_ended_.Wait(&mutex_);
 }
 
 uint64_t WriteThrough::room_bytes() const {
@@ -220,7 +241,7 @@ FlushReport WriteThrough::ReportFor(const Flushed& flushed, const FlushWaiter& w
     const auto of_tenant = flushed.missing.tenants.find(*waiter.scope);
     missing = of_tenant == flushed.missing.tenants.end() ? NotBelow() : of_tenant->second;
   }
-  const uint64_t in_memory = missing.absent + missing.refused;
+  const uint64_t in_memory = missing.absent + missing.queued + missing.refused;
   (flushed.writable.ok() ? report.no_room_pages : report.tier_off_pages) = in_memory;
   report.unread_pages = missing.unread;
   if (in_memory > 0) {
@@ -238,15 +259,30 @@ FlushReport WriteThrough::ReportFor(const Flushed& flushed, const FlushWaiter& w
 }
 
 WriteThrough::Flushed WriteThrough::FlushAll() {
-  PageWalk walk = host_.BeginWalk();
-  // Pages that leave host memory meanwhile are queued behind what this walk has passed.
+  const PageWalk begin = host_.BeginWalk();
   Flushed flushed;
-  if (!WriteAbsent() || !WriteQueued()) {
-    flushed.failed = Stopping();
-    return flushed;
+  bool again = true;
+  for (int round = 0; again && round < kFlushRoundsMax; ++round) {
+    const NotBelow before = flushed.missing.all;
+    const uint64_t lost_before = host_.lost_pages();
+    WaitForQueueing();
+    if (!WriteAbsent(begin) || !WriteQueued()) {
+      flushed.failed = Stopping();
+      return flushed;
+    }
+    flushed.writable = below_.Writable();
+    flushed.missing = {};
+    for (PageWalk walk = begin; !walk.over;) {
+      host_.CountNotBelow(options_.flush_only_hit, &walk, &flushed.missing);
+    }
+    // Pages that began to leave host memory, or were read for the first time, behind WriteAbsent
+    // are written in the next round. Pages that cannot be written are as many as in the round
+    // before. One that was counted and then lost would be reported twice.
+    const NotBelow& missing = flushed.missing.all;
+    const bool moved = missing.queued > 0 || missing.absent != before.absent;
+    const bool lost = missing.any() && host_.lost_pages() != lost_before;
+    again = (flushed.writable.ok() && moved) || lost;
   }
-  flushed.writable = below_.Writable();
-  while (!walk.over) host_.CountNotBelow(options_.flush_only_hit, &walk, &flushed.missing);
   if (flushed.writable.ok()) flushed.failed = below_.Sync();
   return flushed;
 }
@@ -270,9 +306,9 @@ bool WriteThrough::WriteQueued() {
   }
 }
 
-bool WriteThrough::WriteAbsent() {
+bool WriteThrough::WriteAbsent(PageWalk walk) {
   // Each page is tried once: a tier smaller than host memory would never be done.
-  for (PageWalk walk = host_.BeginWalk(); !walk.over && below_.Writable().ok();) {
+  for (; !walk.over && below_.Writable().ok();) {
     const std::vector<Departure> batch =
         host_.RefAbsentBelow(kBatchFragmentsMax, options_.flush_only_hit, &walk);
     {

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -34,12 +35,29 @@ class WriteThrough {
   };
   using FlushDone = std::function<void(const FlushReport&)>;
 
+  // Exists while fragments that are marked as queued in host memory may not be in the queue yet:
+  // from before the mark until after Enqueue. A Flush waits for those that began before it, so that
+  // it neither leaves such a fragment out nor reports it as not durable. The holder does not wait
+  // for the writer meanwhile. REQUIRES: the WriteThrough outlives it.
+  class Queueing {
+   public:
+    explicit Queueing(WriteThrough& writer) : writer_(writer), side_(writer.BeginQueueing()) {}
+    Queueing(const Queueing&) = delete;
+    Queueing& operator=(const Queueing&) = delete;
+    ~Queueing() { writer_.EndQueueing(side_); }
+
+   private:
+    WriteThrough& writer_;
+    const size_t side_;
+  };
+
   // `durable` hears of each page that is below as a whole, on the writer's thread.
   WriteThrough(const Options& options, HostTier& host, FragmentTier& below,
                FragmentTier::PageFunction durable);
   ~WriteThrough();
 
-  // Queues what it has room for and returns the rest to the host tier as absent below.
+  // Queues what it has room for and returns the rest to the host tier as absent below. REQUIRES:
+  // the departures were marked as queued, and Enqueue is called, during one Queueing.
   void Enqueue(std::span<const Departure> departures);
   // Bytes of fragments there is room for.
   uint64_t room_bytes() const;
@@ -77,6 +95,10 @@ class WriteThrough {
   void Finish(const Departure& departure, const absl::Status& status);
   bool IsStored(const FragmentMeta& fragment) const;
   void EndBatch(size_t taken_from_queue);
+  size_t BeginQueueing();
+  void EndQueueing(size_t side);
+  // Waits until every Queueing that exists now has ended. For the writer's thread.
+  void WaitForQueueing();
   void AnswerFlushes();
   struct Flushed {
     absl::Status failed;    // not OK: it ended early
@@ -87,7 +109,7 @@ class WriteThrough {
   FlushReport ReportFor(const Flushed& flushed, const FlushWaiter& waiter);
   // Each ends early, with false, when the writer has to stop.
   bool WriteQueued();
-  bool WriteAbsent();
+  bool WriteAbsent(PageWalk walk);
 
   const Options options_;
   HostTier& host_;
@@ -106,6 +128,11 @@ class WriteThrough {
   uint64_t enqueued_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t written_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<FlushWaiter> flushes_ ABSL_GUARDED_BY(mutex_);
+  // Queueings by the side they began on. New ones begin on `side_`; WaitForQueueing changes it and
+  // waits until the other side has none.
+  std::array<uint64_t, 2> queueing_ ABSL_GUARDED_BY(mutex_) = {};
+  size_t side_ ABSL_GUARDED_BY(mutex_) = 0;
+  CondVar queueing_ended_;
   bool refusing_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   TimePoint stop_by_ ABSL_GUARDED_BY(mutex_);

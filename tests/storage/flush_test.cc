@@ -2,12 +2,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // What Flush says of committed pages is what a restart finds.
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <functional>
+#include <future>
 #include <set>
+#include <utility>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/host_tier.h"
 #include "storage/open_tiered_store.h"
+#include "storage/write_through.h"
 #include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/storage/fault_tier.h"
@@ -16,6 +23,11 @@
 
 namespace crumb::storage {
 namespace {
+
+FragmentTierEvents EventsOfNone() {
+  const auto ignore = [](const KeyspaceId&, const PageKey&) {};
+  return {.added = ignore, .removed = ignore};
+}
 
 using testing::HasSubstr;
 
@@ -32,7 +44,7 @@ class FlushTest : public testing::Test {
 
   void Open(size_t fragments_max = 5000) {
     auto opened = OpenTieredStore(
-        options_, Clock::Real(), {},
+        options_, Clock::Real(), Events(),
         [&](FragmentTierEvents events) -> absl::StatusOr<std::unique_ptr<FragmentTier>> {
           auto below = std::make_unique<FaultTier>(
               std::make_unique<MemoryTier>(fragments_max, Clock::Real(), std::move(events)));
@@ -41,6 +53,14 @@ class FlushTest : public testing::Test {
         });
     ASSERT_TRUE(opened.ok()) << opened.status();
     store_ = *std::move(opened);
+  }
+  StoreEvents Events() {
+    StoreEvents events;
+    events.page = [this](const PageEvent& event) {
+      if (event.kind != PageEvent::Kind::kAdded) return;
+      if (const auto hook = std::exchange(on_added_, nullptr)) hook();
+    };
+    return events;
   }
   // Commits the first page of sequences from `first` on; returns how many were stored.
   uint64_t CommitPages(uint64_t first, uint64_t count) {
@@ -57,8 +77,19 @@ class FlushTest : public testing::Test {
     return pages;
   }
 
+  // Starts a Flush on the calling thread, which is between two steps of a Commit, and waits for as
+  // long as a Flush takes that does not wait for the Commit.
+  void FlushBetween() {
+    store_->Flush(std::nullopt, std::nullopt,
+                  [this](const FlushReport& report) { flushed_.set_value(report); });
+    flushed_future_.wait_for(std::chrono::milliseconds(300));
+  }
+
   StoreOptions options_ = SmallStore("below");
   FaultTier* below_ = nullptr;
+  std::function<void()> on_added_;  // by the next page that comes to host memory
+  std::promise<FlushReport> flushed_;
+  std::future<FlushReport> flushed_future_ = flushed_.get_future();
   std::unique_ptr<TieredStore> store_;
 };
 
@@ -71,6 +102,17 @@ TEST_F(FlushTest, WritesWhatTheQueueHadNoRoomFor) {
   EXPECT_TRUE(report.ToStatus().ok()) << report.ToStatus();
   EXPECT_EQ(report.durable_pages, 100u);
   EXPECT_EQ(PagesBelow(), 100u);
+}
+
+// A page is visible a moment before it is in the write queue.
+TEST_F(FlushTest, APageBetweenItsPublishingAndTheQueueIsWaitedFor) {
+  Open();
+  CommitPages(0, 3);
+  on_added_ = [this] { FlushBetween(); };
+  EXPECT_EQ(CommitPages(3, 1), 1u);
+  const FlushReport report = flushed_future_.get();
+  EXPECT_TRUE(report.ToStatus().ok()) << report.ToStatus();
+  EXPECT_EQ(report.durable_pages, 4u);
 }
 
 TEST_F(FlushTest, PagesThatLeftMemoryUnwrittenAreNamed) {
@@ -225,6 +267,39 @@ TEST_F(FlushTest, PagesThatTheTierEvictedSinceAreNotMissed) {
     CommitPages(round * 100, 100);
     EXPECT_EQ(FlushPages(*store_).lost_pages, 0u) << round;
   }
+}
+
+// Pages that the queue had no room for are queued when they have to leave. Until they are, a Flush
+// finds them neither in the queue nor among those that it must write by itself.
+TEST(WriteThroughTest, AFlushWaitsForPagesOnTheirWayToTheQueue) {
+  const auto host = HostTier::Open({.host = SmallStore("").host}, Clock::Real(), EventsOfNone());
+  ASSERT_TRUE(host.ok()) << host.status();
+  MemoryTier below(100, Clock::Real(), EventsOfNone());
+  WriteThrough writer({.bytes_max = uint64_t{1} << 20}, **host, below,
+                      [](const auto&, const auto&) {});
+  const SampleFragment sample = SamplePage(0, 0);
+  const FragmentMeta meta = MetaOf(sample);
+  std::vector<Departure> departures;
+  const Slot slot = (*host)->Reserve(meta.keyspace, meta.bytes, 0, &departures).value();
+  const std::vector<std::byte> bytes = BytesOf(sample);
+  std::copy(bytes.begin(), bytes.end(), (*host)->Memory(slot).begin());
+  const PageHandle page = (*host)->Publish(meta, slot, Below::kAbsent).value();
+  (*host)->Unref(std::span(&page, 1));
+
+  std::promise<FlushReport> flushed;
+  std::future<FlushReport> report = flushed.get_future();
+  {
+    const WriteThrough::Queueing queueing(writer);
+    departures = (*host)->RefAbsentBelow(meta.keyspace, std::span(&meta.key, 1));
+    ASSERT_EQ(departures.size(), 1u);
+    writer.Flush(std::nullopt, std::nullopt,
+                 [&](const FlushReport& done) { flushed.set_value(done); });
+    report.wait_for(std::chrono::milliseconds(300));  // a Flush that does not wait ends here
+    writer.Enqueue(departures);
+  }
+  const absl::Status status = report.get().ToStatus();
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(below.Find(meta.keyspace, meta.key).size(), 1u);
 }
 
 TEST_F(FlushTest, TilesThatAreThereInPartDoNotMakeAPageDurable) {
