@@ -19,10 +19,6 @@ namespace {
 // Leaves room for the fields around the request.
 constexpr size_t kRequestBytesMax = kCallMessageBytesMax - 64;
 
-// Staging offsets of abandoned Reserves that are kept to be given back; others stay reserved until
-// the session ends. Crumbd grants a session no more (limits.commit_fragments_max by default).
-constexpr size_t kAbandonedOffsetsMax = 4096;
-
 timespec Left(TimePoint deadline) {
   // A day at most: a deadline that means "never" would overflow.
   const Duration left = deadline - std::min(deadline, Clock::Real().Now());
@@ -168,18 +164,7 @@ absl::Status CallSocket::Receive(uint64_t number, TimePoint deadline, v1::Socket
       return absl::UnavailableError("crumbd's socket for calls is closed or out of step");
     }
     if (answer->request() == number) return absl::OkStatus();
-    const auto& offsets = answer->reserve().offsets();
-    MutexLock lock(&mutex_);
-    if (abandoned_offsets_.size() + static_cast<size_t>(offsets.size()) > kAbandonedOffsetsMax) {
-      continue;
-    }
-    abandoned_offsets_.insert(abandoned_offsets_.end(), offsets.begin(), offsets.end());
   }
-}
-
-std::vector<uint64_t> CallSocket::TakeAbandonedOffsets() {
-  MutexLock lock(&mutex_);
-  return std::exchange(abandoned_offsets_, {});
 }
 
 void CallSocket::NoteClosed() {

@@ -6,8 +6,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "client/rpc/pending_call.h"
 #include "common/clock.h"
@@ -40,10 +38,6 @@ class CallSocket {
   std::unique_ptr<PendingCall> Start(const v1::CommitRequest& request, TimePoint deadline,
                                      v1::CommitResponse* response);
 
-  // Returns the staging offsets in responses to abandoned Reserves that were received since the
-  // last call. The caller gives them back to crumbd.
-  std::vector<uint64_t> TakeAbandonedOffsets();
-
  private:
   class SocketCall;
   // Moves the response out of the answer to a call that succeeded.
@@ -73,7 +67,6 @@ class CallSocket {
   Mutex mutex_;
   bool in_flight_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<uint64_t> abandoned_offsets_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace crumb::client

@@ -329,19 +329,27 @@ void ConnectionKeeper::ReturnPending() {
         .IgnoreError();
   }
   ByConnection(pending.rooms, [](Connection& connection, std::span<Return> returns) {
+    CallInPieces<v1::AbortRequest, v1::AbortResponse>(connection, returns,
+                                                      [](const Return& room, auto& request) {
+                                                        request.add_offsets(room.id);
+                                                        request.add_reserves(room.reserve);
+                                                      });
+  });
+  ByConnection(pending.reserves, [](Connection& connection, std::span<Return> returns) {
     CallInPieces<v1::AbortRequest, v1::AbortResponse>(
         connection, returns,
-        [](const Return& room, auto& request) { request.add_offsets(room.id); });
+        [](const Return& reserve, auto& request) { request.add_requests(reserve.id); });
   });
 }
 
 void ConnectionKeeper::Enqueue(std::vector<Return> Pending::*list,
-                               std::shared_ptr<Connection> connection, uint64_t id) {
+                               std::shared_ptr<Connection> connection, uint64_t id,
+                               uint64_t reserve) {
   if (!InOwnProcess()) return;
   bool stopped;
   {
     MutexLock lock(&mutex_);
-    (pending_.*list).push_back({std::move(connection), id});
+    (pending_.*list).push_back({std::move(connection), id, reserve});
     stopped = stopped_;
   }
   stopped ? ReturnPending() : Wake();
@@ -369,8 +377,14 @@ void ConnectionKeeper::ReleaseLater(std::shared_ptr<Connection> connection, uint
   Enqueue(&Pending::leases, std::move(connection), lease);
 }
 
-void ConnectionKeeper::AbortLater(std::shared_ptr<Connection> connection, uint64_t offset) {
-  Enqueue(&Pending::rooms, std::move(connection), offset);
+void ConnectionKeeper::AbortLater(std::shared_ptr<Connection> connection, uint64_t offset,
+                                  uint64_t reserve) {
+  Enqueue(&Pending::rooms, std::move(connection), offset, reserve);
+}
+
+void ConnectionKeeper::GiveUpReserveLater(std::shared_ptr<Connection> connection,
+                                          uint64_t reserve) {
+  Enqueue(&Pending::reserves, std::move(connection), reserve);
 }
 
 void ConnectionKeeper::ForgetLater(std::shared_ptr<Connection> connection, uint64_t request) {

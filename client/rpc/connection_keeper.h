@@ -43,9 +43,13 @@ class ConnectionKeeper {
   // ReleaseLater returns a lease, and AbortLater staging room, in the background. In a forked child
   // they do nothing, because leases and room belong to the parent.
   void ReleaseLater(std::shared_ptr<Connection> connection, uint64_t lease);
-  void AbortLater(std::shared_ptr<Connection> connection, uint64_t offset);
+  // `reserve` is the number of the Reserve that returned the room.
+  void AbortLater(std::shared_ptr<Connection> connection, uint64_t offset, uint64_t reserve);
   // Returns the lease of an Acquire whose response did not arrive, if crumbd granted one.
   void ForgetLater(std::shared_ptr<Connection> connection, uint64_t request);
+
+  // Returns the room of a Reserve whose response did not arrive, now or once crumbd grants it.
+  void GiveUpReserveLater(std::shared_ptr<Connection> connection, uint64_t reserve);
 
   // Returns slots of a device pool in the background.
   void ReleaseSlotsLater(std::shared_ptr<Connection> connection, const PoolId& pool,
@@ -72,7 +76,8 @@ class ConnectionKeeper {
  private:
   struct Return {
     std::shared_ptr<Connection> connection;
-    uint64_t id = 0;  // a lease, the number of an Acquire, or a staging offset
+    uint64_t id = 0;       // a lease, the number of an Acquire or Reserve, or a staging offset
+    uint64_t reserve = 0;  // number of the Reserve that returned the offset
   };
   struct Listening {
     PoolName pool;
@@ -88,6 +93,7 @@ class ConnectionKeeper {
     std::vector<Return> leases;
     std::vector<Return> requests;
     std::vector<Return> rooms;
+    std::vector<Return> reserves;
   };
 
   void Run();
@@ -98,7 +104,7 @@ class ConnectionKeeper {
   void SendCounters(SessionStream& stream);
   void ReturnPending();
   void Enqueue(std::vector<Return> Pending::*list, std::shared_ptr<Connection> connection,
-               uint64_t id);
+               uint64_t id, uint64_t reserve = 0);
   void BackOff();
   void SetCurrent(std::shared_ptr<Connection> connection, std::shared_ptr<SessionStream> stream);
   void NoteFailure(const absl::Status& status);

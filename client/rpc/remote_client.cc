@@ -224,8 +224,8 @@ absl::StatusOr<std::vector<StagingSlot>> RemoteClient::Reserve(int count, size_t
   if (link.keeper == nullptr) {
     return absl::FailedPreconditionError("Reserve needs shared memory, not " + options_.address);
   }
-  return ReserveRemote(count, fragment_bytes, pending, Clock::Real().Now() + timeout, link.keeper,
-                       connection);
+  return ReserveRemote(count, fragment_bytes, pending, last_request_.fetch_add(1) + 1,
+                       Clock::Real().Now() + timeout, link.keeper, connection);
 }
 
 std::unique_ptr<PendingCommit> RemoteClient::StartCommit(const KeyspaceId& keyspace,

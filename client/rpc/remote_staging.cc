@@ -15,21 +15,26 @@ namespace {
 class StagingHold {
  public:
   StagingHold(std::shared_ptr<ConnectionKeeper> keeper, std::shared_ptr<Connection> connection,
-              uint64_t offset)
-      : keeper_(std::move(keeper)), connection_(std::move(connection)), offset_(offset) {}
+              uint64_t offset, uint64_t reserve)
+      : keeper_(std::move(keeper)),
+        connection_(std::move(connection)),
+        offset_(offset),
+        reserve_(reserve) {}
   StagingHold(const StagingHold&) = delete;
   StagingHold& operator=(const StagingHold&) = delete;
   ~StagingHold() {
-    if (!committed_) keeper_->AbortLater(std::move(connection_), offset_);
+    if (!committed_) keeper_->AbortLater(std::move(connection_), offset_, reserve_);
   }
 
   const Connection* connection() const { return connection_.get(); }
+  uint64_t reserve() const { return reserve_; }
   void NoteCommitted() { committed_ = true; }
 
  private:
   const std::shared_ptr<ConnectionKeeper> keeper_;
   std::shared_ptr<Connection> connection_;
   const uint64_t offset_;
+  const uint64_t reserve_;  // number of the Reserve
   bool committed_ = false;
 };
 
@@ -60,8 +65,8 @@ class RemoteCommit final : public PendingCommit {
 
   absl::StatusOr<std::vector<CommitOutcome>> Finish() override {
     const absl::Status status = std::exchange(call_, nullptr)->Finish();
-    // crumbd serves what it has received over the socket and frees the room: that room may be
-    // reserved again by the time an Abort of it would arrive.
+    // crumbd serves what it has received over the socket and frees the room. An Abort could only
+    // come before and prevent that.
     if (status.ok() || (over_socket_ && absl::IsDeadlineExceeded(status))) NoteCommitted();
     CRUMB_RETURN_IF_ERROR(status);
     note_mark_(response_.flush_mark());
@@ -81,23 +86,22 @@ class RemoteCommit final : public PendingCommit {
   std::unique_ptr<PendingCall> call_;  // null once finished
 };
 
-// Gives back what crumbd granted to Reserves whose callers had given up.
-void ReturnAbandoned(CallSocket& calls, const std::shared_ptr<ConnectionKeeper>& keeper,
-                     const std::shared_ptr<Connection>& connection) {
-  for (const uint64_t offset : calls.TakeAbandonedOffsets()) {
-    keeper->AbortLater(connection, offset);
-  }
+// Whether crumbd may have granted room to a Reserve that ended with this status.
+bool MayHaveReserved(const absl::Status& status) {
+  return absl::IsDeadlineExceeded(status) || absl::IsCancelled(status) ||
+         absl::IsUnavailable(status) || absl::IsUnknown(status);
 }
 
 }  // namespace
 
 absl::StatusOr<std::vector<StagingSlot>> ReserveRemote(
-    int count, size_t fragment_bytes, const PendingPages& pending, TimePoint deadline,
-    const std::shared_ptr<ConnectionKeeper>& keeper,
+    int count, size_t fragment_bytes, const PendingPages& pending, uint64_t number,
+    TimePoint deadline, const std::shared_ptr<ConnectionKeeper>& keeper,
     const std::shared_ptr<Connection>& connection) {
   v1::ReserveRequest request;
   request.set_count(static_cast<uint32_t>(count));
   request.set_fragment_bytes(fragment_bytes);
+  request.set_request(number);
   if (!pending.keys.empty()) {
     request.set_keyspace(ToBytes(pending.keyspace));
     request.set_keys(ToBytes(pending.keys));
@@ -110,11 +114,11 @@ absl::StatusOr<std::vector<StagingSlot>> ReserveRemote(
       call != nullptr
           ? call->Finish()
           : connection->stub().Call({connection->token(), deadline}, request, &response);
-  if (calls != nullptr) ReturnAbandoned(*calls, keeper, connection);
+  if (MayHaveReserved(reserved)) keeper->GiveUpReserveLater(connection, number);
   CRUMB_RETURN_IF_ERROR(reserved);
   std::vector<StagingSlot> slots;
   for (const uint64_t offset : response.offsets()) {
-    auto hold = std::make_shared<StagingHold>(keeper, connection, offset);
+    auto hold = std::make_shared<StagingHold>(keeper, connection, offset, number);
     CRUMB_ASSIGN_OR_RETURN(const std::span<std::byte> bytes,
                            connection->StagingBytes(offset, fragment_bytes));
     slots.emplace_back(bytes, offset, std::move(hold));
@@ -135,6 +139,7 @@ std::unique_ptr<PendingCommit> StartRemoteCommit(const KeyspaceId& keyspace,
           absl::AbortedError("the connection that staged these fragments was lost"));
     }
     request.add_offsets(slot.offset());
+    request.add_reserves(HoldOf(slot).reserve());
     request.add_header_offsets(static_cast<uint32_t>(tiles_bytes));
   }
   auto pending =

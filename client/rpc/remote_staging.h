@@ -18,10 +18,12 @@
 namespace crumb::client {
 
 // Reserves slots whose room the keeper gives back unless they are committed. Blocks until
-// `deadline` at most. See Client::Reserve.
+// `deadline` at most; room that crumbd grants later is given back. `number` names the call: not 0,
+// and another one with each call of the process. See Client::Reserve.
 absl::StatusOr<std::vector<StagingSlot>> ReserveRemote(
-    int count, size_t fragment_bytes, const PendingPages& pending, TimePoint deadline,
-    const std::shared_ptr<ConnectionKeeper>& keeper, const std::shared_ptr<Connection>& connection);
+    int count, size_t fragment_bytes, const PendingPages& pending, uint64_t number,
+    TimePoint deadline, const std::shared_ptr<ConnectionKeeper>& keeper,
+    const std::shared_ptr<Connection>& connection);
 
 // Sends a Commit and returns without waiting. `note_mark` is called with the flush mark of the
 // response, on the thread that finishes the call. Finish returns kAborted if a slot belongs to

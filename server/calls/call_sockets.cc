@@ -289,9 +289,7 @@ void CallSockets::Withdraw(Call& call) {
   if (call.question.has_acquire()) {
     context_.sessions.Release(session, session.acquires().Abandon(call.answer.request()));
   }
-  const auto staging = session.staging();
-  if (staging == nullptr) return;
-  for (const uint64_t offset : call.answer.reserve().offsets()) staging->Abort(offset);
+  WithdrawReserve(session, call.question.reserve(), call.answer.reserve());
 }
 
 }  // namespace crumb::server

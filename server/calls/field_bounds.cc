@@ -25,7 +25,7 @@ enum class Kind : uint8_t {
   kKeys,          // page keys, one after the other
   kPools,         // ids of device pools
   kLeases,        // numbers of leases
-  kAbandoned,     // numbers of Acquires that were given up
+  kAbandoned,     // numbers of Acquires or Reserves that were given up
   kFragments,     // a number for each fragment of one call
   kHeaders,       // an encoded header for each fragment of one call
   kHeader,        // one encoded header
@@ -73,6 +73,8 @@ constexpr uint64_t kSamplesMax = 16'384;
 
 constexpr auto kRows = std::to_array<Row>({
     {"crumb.v1.AbortRequest.offsets", Kind::kFragments},
+    {"crumb.v1.AbortRequest.requests", Kind::kAbandoned},
+    {"crumb.v1.AbortRequest.reserves", Kind::kFragments},
     {"crumb.v1.AcquireRequest.keys", Kind::kKeys},
     {"crumb.v1.AcquireRequest.keyspace", Kind::kId},
     {"crumb.v1.AcquireRequest.peers", Kind::kPools},
@@ -87,6 +89,7 @@ constexpr auto kRows = std::to_array<Row>({
     {"crumb.v1.CommitRequest.keyspace", Kind::kId},
     {"crumb.v1.CommitRequest.offsets", Kind::kFragments},
     {"crumb.v1.CommitRequest.pool", Kind::kShortId},
+    {"crumb.v1.CommitRequest.reserves", Kind::kFragments},
     {"crumb.v1.CommitRequest.slots", Kind::kFragments},
     {"crumb.v1.DeleteRequest.keys", Kind::kKeys},
     {"crumb.v1.DeleteRequest.keyspace", Kind::kId},

@@ -54,6 +54,21 @@ absl::Status CheckCount(const CallContext& context, const char* field, uint64_t 
                   context.limits.commit_fragments_max));
 }
 
+// `reserves` of a Commit or an Abort.
+template <typename Request>
+absl::Status CheckReserves(const Request& request) {
+  if (request.reserves().empty() || request.reserves_size() == request.offsets_size()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(fmt::format("reserves has {} entries, offsets {}",
+                                                request.reserves_size(), request.offsets_size()));
+}
+
+template <typename Request>
+uint64_t ReserveOf(const Request& request, int index) {
+  return request.reserves().empty() ? 0 : request.reserves(index);
+}
+
 absl::Status CheckQuota(const CallContext& context, const Keyspace& keyspace, uint64_t bytes) {
   if (context.quotas == nullptr || keyspace.tenant.empty()) return absl::OkStatus();
   const auto tenant = context.tenants->Find(keyspace.tenant);
@@ -116,7 +131,7 @@ absl::Status Reserve(const CallContext& context, const Session& session,
   }
   for (uint32_t i = 0; i < request.count(); ++i) {
     uint64_t offset = 0;
-    if (!staging->Reserve(bytes, offset)) break;
+    if (!staging->Reserve(bytes, offset, request.request())) break;
     response->add_offsets(offset);
   }
   return absl::OkStatus();
@@ -133,9 +148,11 @@ void Commit(const CallContext& context, std::shared_ptr<Session> session,
   const absl::Status counted = CheckCount(context, "offsets", request.offsets_size());
   if (!counted.ok()) return done(counted);
   const auto work = std::make_shared<CommitWork>();
+  const absl::Status named = CheckReserves(request);
+  if (!named.ok()) return done(named);
   bool all_reserved = true;
-  for (const uint64_t offset : request.offsets()) {
-    work->pieces.push_back(StagingArea::Take(*staging, offset));
+  for (int i = 0; i < request.offsets_size(); ++i) {
+    work->pieces.push_back(StagingArea::Take(*staging, request.offsets(i), ReserveOf(request, i)));
     all_reserved &= work->pieces.back() != nullptr;
   }
   if (!all_reserved) return done(absl::InvalidArgumentError("offsets: one is not reserved"));
@@ -169,13 +186,23 @@ absl::Status Abort(const CallContext& context, const Session& session,
                    const v1::AbortRequest& request) {
   CRUMB_RETURN_IF_ERROR(CheckFields(context.limits, request));
   CRUMB_ASSIGN_OR_RETURN(const auto staging, StagingOf(session));
+  for (const uint64_t number : request.requests()) staging->GiveUp(number);
+  if (request.offsets().empty() && !request.requests().empty()) return absl::OkStatus();
   CRUMB_RETURN_IF_ERROR(CheckCount(context, "offsets", request.offsets_size()));
+  CRUMB_RETURN_IF_ERROR(CheckReserves(request));
   uint32_t unknown = 0;
-  for (const uint64_t offset : request.offsets()) {
-    if (!staging->Abort(offset)) ++unknown;
+  for (int i = 0; i < request.offsets_size(); ++i) {
+    if (!staging->Abort(request.offsets(i), ReserveOf(request, i))) ++unknown;
   }
   if (unknown == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(fmt::format("offsets: {} are not reserved", unknown));
+}
+
+void WithdrawReserve(const Session& session, const v1::ReserveRequest& request,
+                     const v1::ReserveResponse& response) {
+  const auto staging = session.staging();
+  if (staging == nullptr) return;
+  for (const uint64_t offset : response.offsets()) staging->Abort(offset, request.request());
 }
 
 v1::CommitOutcome CommitFragment(const CallContext& context, const Keyspace& keyspace,

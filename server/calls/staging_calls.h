@@ -20,14 +20,19 @@ absl::Status Reserve(const CallContext& context, const Session& session,
 // limits.commit_queue.
 enum class CommitHere : uint8_t { kNever, kIfSmall };
 
-// Frees every reservation that the request names, whatever comes of it. `response` stays valid
-// until `done`. kInvalidArgument: an offset is not reserved, or arrays differ in length.
+// Frees every reservation that the request names, whatever comes of it, unless `reserves` does not
+// fit. `response` stays valid until `done`. kInvalidArgument: an offset is not reserved, or arrays
+// differ in length.
 void Commit(const CallContext& context, std::shared_ptr<Session> session,
             const v1::CommitRequest& request, v1::CommitResponse* response, Done done,
             CommitHere here = CommitHere::kNever);
 
 absl::Status Abort(const CallContext& context, const Session& session,
                    const v1::AbortRequest& request);
+
+// Takes back what a Reserve was granted whose response its caller does not get.
+void WithdrawReserve(const Session& session, const v1::ReserveRequest& request,
+                     const v1::ReserveResponse& response);
 
 // One commit: checks what the keyspace demands and gives the fragment to the store. CPU work.
 // `why` is set when the outcome is REFUSED or NO_ROOM. `notices`, unless null, is notified once the

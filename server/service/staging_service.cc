@@ -1,21 +1,62 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // CacheService: the calls about staging memory and slots of device pools.
+#include <memory>
+#include <utility>
+
 #include "common/status_macros.h"
 #include "server/calls/device_calls.h"
 #include "server/calls/staging_calls.h"
 #include "server/service/cache_service.h"
 #include "server/service/call_metadata.h"
+#include "server/service/unary_call.h"
 
 namespace crumb::server {
+namespace {
+
+// One Reserve. Its room is given back if the caller does not get the response.
+class ReserveCall : public UnaryCall {
+ public:
+  ReserveCall(const CallContext& context, const StreamParts& parts,
+              grpc::CallbackServerContext& call, const v1::ReserveRequest& request,
+              v1::ReserveResponse& response)
+      : UnaryCall(context, parts, Rpc::kReserve, call, response),
+        request_(request),
+        response_(response) {}
+
+  void Run(const CallContext& context, std::shared_ptr<Session> session) {
+    session_ = std::move(session);
+    End(server::Reserve(context, *session_, request_, &response_));
+  }
+
+ protected:
+  void Undelivered() override {
+    if (session_ != nullptr) WithdrawReserve(*session_, request_, response_);
+  }
+
+ private:
+  const v1::ReserveRequest& request_;
+  v1::ReserveResponse& response_;
+  std::shared_ptr<Session> session_;
+};
+
+}  // namespace
 
 grpc::ServerUnaryReactor* CacheService::Reserve(Context* call, const v1::ReserveRequest* request,
                                                 v1::ReserveResponse* response) {
-  return Answer(call, Rpc::kReserve, *request, response,
-                [&](const CallContext& context) -> absl::Status {
-                  CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
-                  return server::Reserve(context, *session, *request, response);
-                });
+  const auto reserve = std::make_shared<ReserveCall>(context_, parts(), *call, *request, *response);
+  reserve->Begin();
+  CallContext context = context_;
+  const absl::Status admitted = Admit(reserve->scope(), *call, request, context);
+  absl::StatusOr<std::shared_ptr<server::Session>> session =
+      admitted.ok() ? SessionOf(*call, context) : admitted;
+  if (session.ok()) {
+    reserve->SetTenant(context.caller.name());
+    reserve->Run(context, *std::move(session));
+  } else {
+    reserve->End(session.status());
+  }
+  return reserve.get();
 }
 
 grpc::ServerUnaryReactor* CacheService::Commit(Context* call, const v1::CommitRequest* request,

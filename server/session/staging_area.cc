@@ -5,6 +5,7 @@
 #include <fcntl.h>
 
 #include <cerrno>
+#include <vector>
 
 #include "common/errno_status.h"
 #include "common/status_macros.h"
@@ -37,34 +38,54 @@ StagingArea::StagingArea(UniqueFd fd, Mapping mapping, size_t reservations_max)
   AddFreeLocked(0, mapping_.size());
 }
 
-bool StagingArea::Reserve(uint64_t bytes, uint64_t& offset) {
+bool StagingArea::Reserve(uint64_t bytes, uint64_t& offset, uint64_t request) {
   if (bytes == 0 || bytes > size()) return false;
   const uint64_t room = RoundUp(bytes);
   MutexLock lock(&mutex_);
   if (reserved_.size() >= reservations_max_) return false;
+  if (given_up_.contains(request)) return false;
   const auto fitting = free_by_bytes_.lower_bound({room, 0});
   if (fitting == free_by_bytes_.end()) return false;
   const uint64_t rest = fitting->first - room;
   offset = fitting->second;
   RemoveFreeLocked(free_.find(offset));
   if (rest > 0) AddFreeLocked(offset + room, rest);
-  reserved_.emplace(offset, Reservation{bytes, false});
+  reserved_.emplace(offset, Reservation{bytes, request, false});
+  if (request != 0) by_request_.emplace(request, offset);
   return true;
 }
 
-bool StagingArea::Abort(uint64_t offset) {
-  MutexLock lock(&mutex_);
+StagingArea::Reservations::iterator StagingArea::FindLocked(uint64_t offset, uint64_t request) {
   const auto found = reserved_.find(offset);
-  if (found == reserved_.end() || found->second.committing) return false;
+  if (found == reserved_.end() || found->second.committing) return reserved_.end();
+  return request == 0 || request == found->second.request ? found : reserved_.end();
+}
+
+bool StagingArea::Abort(uint64_t offset, uint64_t request) {
+  MutexLock lock(&mutex_);
+  if (FindLocked(offset, request) == reserved_.end()) return false;
   FreeLocked(offset);
   return true;
 }
 
+void StagingArea::GiveUp(uint64_t request) {
+  if (request == 0) return;
+  MutexLock lock(&mutex_);
+  std::vector<uint64_t> offsets;
+  for (auto next = by_request_.lower_bound({request, 0});
+       next != by_request_.end() && next->first == request; ++next) {
+    if (!reserved_.at(next->second).committing) offsets.push_back(next->second);
+  }
+  for (const uint64_t offset : offsets) FreeLocked(offset);
+  given_up_.insert(request);
+  if (given_up_.size() > kGivenUpMax) given_up_.erase(given_up_.begin());
+}
+
 std::unique_ptr<StagingArea::Piece> StagingArea::Take(const std::shared_ptr<StagingArea>& area,
-                                                      uint64_t offset) {
+                                                      uint64_t offset, uint64_t request) {
   MutexLock lock(&area->mutex_);
-  const auto found = area->reserved_.find(offset);
-  if (found == area->reserved_.end() || found->second.committing) return nullptr;
+  const auto found = area->FindLocked(offset, request);
+  if (found == area->reserved_.end()) return nullptr;
   found->second.committing = true;
   return std::make_unique<Piece>(area, offset, found->second.bytes);
 }
@@ -88,6 +109,7 @@ void StagingArea::FreeLocked(uint64_t offset) {
   const auto found = reserved_.find(offset);
   uint64_t begin = offset;
   uint64_t end = offset + RoundUp(found->second.bytes);
+  by_request_.erase({found->second.request, offset});
   reserved_.erase(found);
   auto next = free_.lower_bound(offset);
   if (next != free_.end() && next->first == end) {

@@ -20,9 +20,16 @@ namespace crumb::server {
 // A session's staging memory: a memory file that the worker writes fragments into and crumbd only
 // reads, and the reservations cut from it. The worker may change the bytes at any time, so readers
 // must work on a copy. Thread-safe.
+//
+// Room is used again as soon as it is free, so an offset alone may name another reservation than
+// its sender meant. A reservation is therefore named by its offset and the number of the Reserve
+// that made it. The number 0 names any.
 class StagingArea {
  public:
   static constexpr uint64_t kAlignment = 512;
+  // Numbers of Reserves that were given up and are remembered: the highest ones, which are the
+  // latest of a process that counts its calls.
+  static constexpr size_t kGivenUpMax = 1024;
 
   // A reserved piece that is being committed; free again when this goes.
   class Piece {
@@ -48,14 +55,19 @@ class StagingArea {
                                                              size_t reservations_max);
 
   // Reserves `bytes` in the smallest free piece that has room, in O(log n) of the reservations.
-  // Returns false when there is none.
-  bool Reserve(uint64_t bytes, uint64_t& offset);
+  // Returns false when there is none, or when Reserve `request` was given up.
+  bool Reserve(uint64_t bytes, uint64_t& offset, uint64_t request = 0);
 
-  // Gives a reservation back. False: `offset` is none, or is being committed.
-  bool Abort(uint64_t offset);
+  // Gives a reservation back. False: there is none, or it is being committed.
+  bool Abort(uint64_t offset, uint64_t request = 0);
 
-  // Takes a reservation for a commit. An empty pointer: `offset` is none.
-  static std::unique_ptr<Piece> Take(const std::shared_ptr<StagingArea>& area, uint64_t offset);
+  // Gives back what Reserve `request` reserved, less what is being committed, and lets it reserve
+  // nothing more. The response to it may have been lost. Does nothing for 0.
+  void GiveUp(uint64_t request);
+
+  // Takes a reservation for a commit. An empty pointer: there is none.
+  static std::unique_ptr<Piece> Take(const std::shared_ptr<StagingArea>& area, uint64_t offset,
+                                     uint64_t request = 0);
 
   int fd() const { return fd_.get(); }
   uint64_t size() const { return mapping_.size(); }
@@ -65,13 +77,18 @@ class StagingArea {
 
  private:
   struct Reservation {
-    uint64_t bytes = 0;  // asked for
+    uint64_t bytes = 0;    // asked for
+    uint64_t request = 0;  // number of the Reserve
     bool committing = false;
   };
+  using Reservations = std::map<uint64_t, Reservation>;  // offset -> reservation
 
   StagingArea(UniqueFd fd, Mapping mapping, size_t reservations_max);
   void Free(uint64_t offset);
   void FreeLocked(uint64_t offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the reservation if it is there and is not being committed, else reserved_.end().
+  Reservations::iterator FindLocked(uint64_t offset, uint64_t request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   using FreePieces = std::map<uint64_t, uint64_t>;  // offset -> bytes
   void AddFreeLocked(uint64_t offset, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns the piece behind it.
@@ -86,7 +103,10 @@ class StagingArea {
   // The same pieces by size, so that a fitting one is found however many are too small.
   std::set<std::pair<uint64_t, uint64_t>> free_by_bytes_ ABSL_GUARDED_BY(mutex_);
   uint64_t free_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<uint64_t, Reservation> reserved_ ABSL_GUARDED_BY(mutex_);
+  Reservations reserved_ ABSL_GUARDED_BY(mutex_);
+  // (request, offset) of the reservations whose Reserve has a number.
+  std::set<std::pair<uint64_t, uint64_t>> by_request_ ABSL_GUARDED_BY(mutex_);
+  std::set<uint64_t> given_up_ ABSL_GUARDED_BY(mutex_);  // numbers of Reserves
 };
 
 }  // namespace crumb::server

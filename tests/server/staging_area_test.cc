@@ -68,6 +68,41 @@ TEST(StagingAreaTest, APieceInCommitIsNobodyElses) {
   EXPECT_FALSE(area->Abort(offset));
 }
 
+TEST(StagingAreaTest, RoomThatIsUsedAgainIsAnotherReservation) {
+  const auto area = StagingArea::Create(4096, 8).value();
+  uint64_t offset = 0;
+  ASSERT_TRUE(area->Reserve(4096, offset, 1));
+  EXPECT_TRUE(area->Abort(offset, 1));
+  ASSERT_TRUE(area->Reserve(4096, offset, 2));
+  EXPECT_FALSE(area->Abort(offset, 1));
+  EXPECT_EQ(StagingArea::Take(area, offset, 1), nullptr);
+  area->GiveUp(1);
+  area->GiveUp(0);
+  EXPECT_EQ(area->reservations(), 1u);
+  EXPECT_NE(StagingArea::Take(area, offset, 2), nullptr);
+  EXPECT_EQ(area->reservations(), 0u);
+}
+
+TEST(StagingAreaTest, AReserveThatWasGivenUpKeepsNoRoom) {
+  const auto area = StagingArea::Create(4096, 8).value();
+  uint64_t offset = 0;
+  uint64_t committed = 0;
+  uint64_t other = 0;
+  ASSERT_TRUE(area->Reserve(512, offset, 7));
+  ASSERT_TRUE(area->Reserve(512, committed, 7));
+  ASSERT_TRUE(area->Reserve(512, other, 8));
+  auto piece = StagingArea::Take(area, committed, 7);
+  area->GiveUp(7);
+  EXPECT_EQ(area->reservations(), 2u) << "one is being committed, one is another call's";
+  EXPECT_FALSE(area->Reserve(512, offset, 7)) << "the rest of the call comes later";
+  piece.reset();
+  EXPECT_EQ(area->reservations(), 1u);
+  for (uint64_t i = 0; i < 2 * StagingArea::kGivenUpMax; ++i) area->GiveUp(100 + i);
+  EXPECT_TRUE(area->Reserve(512, offset, 7)) << "numbers are remembered up to a bound";
+  EXPECT_FALSE(area->Reserve(512, offset, 99 + 2 * StagingArea::kGivenUpMax));
+  EXPECT_TRUE(area->Reserve(512, offset)) << "a call without a number";
+}
+
 TEST(StagingAreaTest, SizesOutOfBoundsAreRefused) {
   const auto area = StagingArea::Create(4096, 8).value();
   uint64_t offset = 0;

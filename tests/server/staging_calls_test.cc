@@ -204,6 +204,56 @@ TEST_F(StagingCallsTest, ReserveGivesWhatFits) {
   EXPECT_EQ(Abort(context_, *session_, abort).code(), absl::StatusCode::kInvalidArgument);
 }
 
+// The caller of a Commit that failed gives its room back, after another Reserve has got it.
+TEST_F(StagingCallsTest, ALateAbortOrCommitDoesNotTakeAnotherReservesRoom) {
+  v1::ReserveRequest reserve;
+  reserve.set_count(1);
+  reserve.set_fragment_bytes(fragment_bytes());
+  std::vector<v1::CommitRequest> commits;
+  for (const uint64_t number : {1, 2}) {
+    reserve.set_request(number);
+    v1::ReserveResponse response;
+    ASSERT_TRUE(Reserve(context_, *session_, reserve, &response).ok());
+    commits.push_back(Request({response.offsets(0)}));
+    commits.back().add_reserves(number);
+    if (number == 1) session_->staging()->Abort(response.offsets(0));
+  }
+  ASSERT_EQ(commits[0].offsets(0), commits[1].offsets(0));
+  const std::vector<std::byte> fragment = Fragment(Key(1));
+  std::copy(fragment.begin(), fragment.end(), writable_.data() + commits[1].offsets(0));
+  v1::AbortRequest late;
+  *late.mutable_offsets() = commits[0].offsets();
+  *late.mutable_reserves() = commits[0].reserves();
+  EXPECT_EQ(Abort(context_, *session_, late).code(), absl::StatusCode::kInvalidArgument);
+  v1::CommitResponse response;
+  EXPECT_EQ(Run(commits[0], &response).code(), absl::StatusCode::kInvalidArgument);
+  v1::CommitRequest uneven = commits[1];
+  uneven.add_reserves(2);
+  EXPECT_EQ(Run(uneven, &response).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(session_->staging()->reservations(), 1u);
+  ASSERT_TRUE(Run(commits[1], &response).ok());
+  EXPECT_THAT(response.outcomes(), ElementsAre(v1::COMMIT_OUTCOME_STORED));
+}
+
+TEST_F(StagingCallsTest, AReserveThatItsCallerGaveUpKeepsNoRoom) {
+  v1::ReserveRequest reserve;
+  reserve.set_count(3);
+  reserve.set_fragment_bytes(fragment_bytes());
+  reserve.set_request(5);
+  v1::ReserveResponse response;
+  ASSERT_TRUE(Reserve(context_, *session_, reserve, &response).ok());
+  v1::AbortRequest abort;
+  abort.add_requests(5);
+  abort.add_requests(6);  // crumbd has not got it yet
+  EXPECT_TRUE(Abort(context_, *session_, abort).ok());
+  EXPECT_EQ(session_->staging()->reservations(), 0u);
+  reserve.set_request(6);
+  response.Clear();
+  EXPECT_TRUE(Reserve(context_, *session_, reserve, &response).ok());
+  EXPECT_EQ(response.offsets_size(), 0);
+  EXPECT_EQ(session_->staging()->reservations(), 0u);
+}
+
 TEST_F(StagingCallsTest, BoundsOfReserve) {
   v1::ReserveResponse response;
   for (const auto& [count, bytes] : {std::pair<uint32_t, uint64_t>{0, 512},

@@ -68,6 +68,7 @@ class TestClient {
   static std::string Keys(int first, int count);
 
   v1::CacheService::Stub& stub() { return *stub_; }
+  const std::string& token() const { return token_; }  // of the session, in hexadecimal
   const v1::OpenKeyspaceResponse& keyspace() const { return keyspace_; }
   const v1::SessionWelcome& welcome() const { return welcome_; }
   uint32_t tiles_bytes() const { return kLayers * kKvHeads * keyspace_.int2_tile_bytes(); }

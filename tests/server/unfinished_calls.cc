@@ -65,14 +65,18 @@ std::string CallHeaders(const std::string& method) {
 
 }  // namespace
 
-UnreadCalls::UnreadCalls(const std::string& socket, const std::string& method, int calls)
+UnreadCalls::UnreadCalls(const std::string& socket, const std::string& method, int calls,
+                         const std::string& request, const std::string& session)
     : fd_(ConnectTo(socket)) {
   if (!fd_.valid()) return;
+  const std::string token = session.empty() ? "" : Field("crumb-session", session);
+  const std::string message =
+      std::string(1, '\0') + Bytes(static_cast<uint32_t>(request.size()), 4) + request;
   std::string bytes = kPreface + Frame(kSettings, 0, 0, Bytes(kInitialWindowSize, 2) + Bytes(0, 4));
   for (int i = 0; i < calls; ++i) {
     const auto stream = static_cast<uint32_t>(2 * i + 1);
-    bytes += Frame(kHeaders, kEndHeaders, stream, CallHeaders(method));
-    bytes += Frame(kData, kEndStream, stream, std::string(5, '\0'));
+    bytes += Frame(kHeaders, kEndHeaders, stream, CallHeaders(method) + token);
+    bytes += Frame(kData, kEndStream, stream, message);
   }
   for (size_t done = 0; done < bytes.size();) {
     const ssize_t sent = ::send(fd_.get(), bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);

@@ -49,13 +49,15 @@ class UnfinishedCalls {
   bool closed_ = false;
 };
 
-// A caller who begins gRPC calls with empty requests and has a flow control window of 0, so that no
-// byte of a response is ever sent.
+// A caller who begins gRPC calls and has a flow control window of 0, so that no byte of a response
+// is ever sent.
 class UnreadCalls {
  public:
   // Connects to the Unix socket and begins `calls` calls of `method`, such as
-  // "/crumb.v1.CacheService/Stats". connected() is false if there is no connection.
-  UnreadCalls(const std::string& socket, const std::string& method, int calls);
+  // "/crumb.v1.CacheService/Stats", with this request and, if it is not empty, session token.
+  // connected() is false if there is no connection.
+  UnreadCalls(const std::string& socket, const std::string& method, int calls,
+              const std::string& request = "", const std::string& session = "");
 
   bool connected() const { return fd_.valid(); }
   void Close() { fd_.Reset(); }

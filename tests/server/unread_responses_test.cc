@@ -85,6 +85,24 @@ TEST_F(UnreadResponsesTest, ConnectionsThatAreNotReadEnd) {
       << "the connection is ended";
 }
 
+TEST_F(UnreadResponsesTest, RoomOfAReserveWhoseResponseIsNotReadComesBack) {
+  options_.limits.stream_progress_timeout = seconds(3);
+  Start();
+  v1::ReserveRequest request;
+  request.set_count(1);
+  request.set_fragment_bytes(client_->staging().size());
+  const UnreadCalls calls(options_.listen.unix_socket, "/crumb.v1.CacheService/Reserve", 1,
+                          request.SerializeAsString(), client_->token());
+  ASSERT_TRUE(calls.connected());
+  const auto reservations = [&] {
+    v1::StatsResponse stats;
+    EXPECT_TRUE(client_->stub().Stats(client_->Context().get(), {}, &stats).ok());
+    return stats.reservations();
+  };
+  EXPECT_TRUE(Eventually([&] { return reservations() == 1; })) << "the room is taken";
+  EXPECT_TRUE(Eventually([&] { return reservations() == 0; })) << "the room is free again";
+}
+
 TEST_F(UnreadResponsesTest, TheirBytesAreBounded) {
   options_.limits.response_bytes_max = ByteSize{4 << 20};
   options_.limits.stream_progress_timeout = seconds(3);

@@ -193,30 +193,6 @@ TEST_F(CallSocketTest, ReservesAndCommits) {
   EXPECT_EQ(committed.SerializeAsString(), answer.commit().SerializeAsString());
 }
 
-TEST_F(CallSocketTest, RoomOfAbandonedReservesIsReturnedToTheCaller) {
-  v1::ReserveRequest request;
-  v1::ReserveResponse response;
-  v1::SocketAnswer answer;
-  for (const uint64_t offset : {512, 1024}) {
-    calls_->Start(request, Clock::Real().Now() + kPatience, &response).reset();
-    answer.set_request(Question().request());
-    answer.mutable_reserve()->clear_offsets();
-    answer.mutable_reserve()->add_offsets(offset);
-    Send(answer.SerializeAsString());
-  }
-  EXPECT_TRUE(calls_->TakeAbandonedOffsets().empty());  // not received yet
-  const auto call = calls_->Start(request, Clock::Real().Now() + kPatience, &response);
-  answer.set_request(Question().request());
-  answer.mutable_reserve()->clear_offsets();
-  answer.mutable_reserve()->add_offsets(2048);
-  Send(answer.SerializeAsString());
-  EXPECT_TRUE(call->Finish().ok());
-  EXPECT_EQ(response.offsets_size(), 1);
-  EXPECT_EQ(response.offsets(0), 2048u);
-  EXPECT_EQ(calls_->TakeAbandonedOffsets(), (std::vector<uint64_t>{512, 1024}));
-  EXPECT_TRUE(calls_->TakeAbandonedOffsets().empty());
-}
-
 TEST_F(CallSocketTest, WhatCrumbdRefusesOnASocketGoesElsewhere) {
   const TimePoint deadline = Clock::Real().Now() + kPatience;
   v1::ReserveRequest reserve;

@@ -317,6 +317,9 @@ grpc::Status FakeCrumbd::Release(Context*, const v1::ReleaseRequest* request,
 grpc::Status FakeCrumbd::Reserve(Context* context, const v1::ReserveRequest* request,
                                  v1::ReserveResponse* response) {
   MutexLock lock(&mutex_);
+  while (block_reserve && !stopping_) {
+    changed_.WaitUntil(&mutex_, Clock::Real().Now() + std::chrono::milliseconds(1));
+  }
   Room* room = Find(context);
   if (room == nullptr) return {grpc::StatusCode::UNAUTHENTICATED, "no session"};
   ReserveLocked(*room, *request, response);
@@ -325,7 +328,8 @@ grpc::Status FakeCrumbd::Reserve(Context* context, const v1::ReserveRequest* req
 
 void FakeCrumbd::ReserveLocked(Room& room, const v1::ReserveRequest& request,
                                v1::ReserveResponse* response) {
-  if (no_staging_room) return;
+  ++reserves_;
+  if (no_staging_room || room.given_up.contains(request.request())) return;
   const uint64_t bytes = RoundUp(request.fragment_bytes());
   uint64_t offset = 0;
   // First fit between the reserved ranges.
@@ -333,13 +337,13 @@ void FakeCrumbd::ReserveLocked(Room& room, const v1::ReserveRequest& request,
        response->offsets_size() < static_cast<int>(request.count());) {
     const uint64_t end = next == room.rooms.end() ? room.staging.size() : next->first;
     if (offset + bytes <= end) {
-      room.rooms[offset] = bytes;
+      room.rooms[offset] = {bytes, request.request()};
       response->add_offsets(offset);
       offset += bytes;
     } else if (next == room.rooms.end()) {
       break;
     } else {
-      offset = next->first + next->second;
+      offset = next->first + next->second.bytes;
       ++next;
     }
   }
@@ -348,7 +352,7 @@ void FakeCrumbd::ReserveLocked(Room& room, const v1::ReserveRequest& request,
 v1::CommitOutcome FakeCrumbd::CommitOne(Room& room, uint64_t offset, uint32_t tiles_bytes) {
   const auto reserved = room.rooms.find(offset);
   if (reserved == room.rooms.end() || refuse_commits) return v1::COMMIT_OUTCOME_REFUSED;
-  const std::span<std::byte> staged = room.staging.bytes().subspan(offset, reserved->second);
+  const std::span<std::byte> staged = room.staging.bytes().subspan(offset, reserved->second.bytes);
   const auto header = DecodeFragmentHeader(staged.subspan(tiles_bytes));
   const bool sound = header.ok() && VerifyTileSums(*header, staged.first(tiles_bytes)).ok() &&
                      header->generation == generation;
@@ -385,10 +389,21 @@ void FakeCrumbd::CommitLocked(Room& room, const v1::CommitRequest& request,
 
 grpc::Status FakeCrumbd::Abort(Context* context, const v1::AbortRequest* request,
                                v1::AbortResponse*) {
+  WaitWhile(block_abort, context);
   MutexLock lock(&mutex_);
   Room* room = Find(context);
   if (room == nullptr) return {grpc::StatusCode::UNAUTHENTICATED, "no session"};
-  for (const uint64_t offset : request->offsets()) room->rooms.erase(offset);
+  for (int i = 0; i < request->offsets_size(); ++i) {
+    const auto found = room->rooms.find(request->offsets(i));
+    if (found == room->rooms.end()) continue;
+    const bool named = i < request->reserves_size();
+    if (!named || request->reserves(i) == found->second.request) room->rooms.erase(found);
+  }
+  for (const uint64_t number : request->requests()) {
+    std::erase_if(room->rooms, [&](const auto& entry) { return entry.second.request == number; });
+    room->given_up.insert(number);
+  }
+  ++aborts_;
   return grpc::Status::OK;
 }
 

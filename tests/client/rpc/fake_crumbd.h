@@ -41,6 +41,8 @@ class FakeCrumbd final : public v1::CacheService::Service {
   // Faults, which may be set at any time.
   std::atomic<bool> block_acquire{false};  // Acquire returns when this ends, or the call does
   std::atomic<bool> block_commit{false};
+  std::atomic<bool> block_reserve{false};  // over gRPC, whether its caller waits or not
+  std::atomic<bool> block_abort{false};
   std::atomic<bool> refuse_commits{false};
   std::atomic<bool> no_staging_room{false};
   std::atomic<bool> refuse_hello{false};
@@ -74,6 +76,8 @@ class FakeCrumbd final : public v1::CacheService::Service {
   uint64_t acquires() const { return acquires_.load(); }
   uint64_t socket_calls() const { return socket_calls_.load(); }    // Acquires over call sockets
   uint64_t staging_calls() const { return staging_calls_.load(); }  // over staging sockets
+  uint64_t reserves() const { return reserves_.load(); }            // served
+  uint64_t aborts() const { return aborts_.load(); }                // served
   // Acquires that named a lease and were granted it
   uint64_t joins() const { return joins_.load(); }
   v1::SessionRequest::Counters counters() const;
@@ -89,7 +93,12 @@ class FakeCrumbd final : public v1::CacheService::Service {
     UniqueFd socket;
     std::string engine;
     Mapping staging;
-    std::map<uint64_t, uint64_t> rooms;  // offset -> bytes
+    struct Reserved {
+      uint64_t bytes = 0;
+      uint64_t request = 0;
+    };
+    std::map<uint64_t, Reserved> rooms;  // by offset
+    std::set<uint64_t> given_up;         // numbers of Reserves
   };
   struct Lease {
     std::string engine;
@@ -151,6 +160,8 @@ class FakeCrumbd final : public v1::CacheService::Service {
   std::atomic<uint64_t> joins_{0};
   std::atomic<uint64_t> socket_calls_{0};
   std::atomic<uint64_t> staging_calls_{0};
+  std::atomic<uint64_t> reserves_{0};
+  std::atomic<uint64_t> aborts_{0};
 
   mutable Mutex mutex_;
   CondVar changed_;

@@ -153,18 +153,47 @@ TEST_F(StagingTest, ACommitThatIsGivenUpAbortsNothing) {
   }
 }
 
-TEST_F(StagingTest, RoomOfAReserveThatWasGivenUpComesBack) {
-  Start();
+// The Abort of a Commit that failed over gRPC comes late: crumbd has freed the room, and another
+// Reserve has got it.
+TEST_F(StagingTest, AnAbortOfAFailedCommitTakesNoOtherRoom) {
+  Start(/*sockets=*/false);
   auto slots = Reserved(1);
   Write(slots[0], 1);
+  const uint64_t offset = slots[0].offset();
   crumbd_->block_commit = true;
-  StartCommit(std::move(slots), milliseconds(1)).reset();  // crumbd answers it first
-  const auto late = client_->Reserve(2, 512, milliseconds(1));
-  EXPECT_TRUE(absl::IsDeadlineExceeded(late.status()));
+  crumbd_->block_abort = true;
+  EXPECT_FALSE(StartCommit(std::move(slots), milliseconds(1))->Finish().ok());
   crumbd_->block_commit = false;
-  ASSERT_TRUE(Eventually([&] { return crumbd_->reservations() == 2; }));
-  Reserved(1).clear();  // receives the late answer
-  EXPECT_TRUE(Eventually([&] { return crumbd_->reservations() == 0; }));
+  ASSERT_TRUE(Eventually([&] { return crumbd_->reservations() == 0; })) << "crumbd served it";
+  slots = Reserved(1);
+  EXPECT_EQ(slots[0].offset(), offset);
+  crumbd_->block_abort = false;
+  ASSERT_TRUE(Eventually([&] { return crumbd_->aborts() == 1; }));
+  EXPECT_EQ(crumbd_->reservations(), 1u);
+}
+
+TEST_F(StagingTest, RoomOfAReserveThatWasGivenUpComesBack) {
+  for (const bool sockets : {true, false}) {
+    Start(sockets);
+    auto slots = Reserved(1);
+    Write(slots[0], 1);
+    crumbd_->block_commit = true;
+    crumbd_->block_reserve = true;
+    // Over the socket crumbd answers a Commit first that it has got before.
+    auto pending = StartCommit(std::move(slots), milliseconds(sockets ? 1 : 20'000));
+    if (sockets) pending.reset();
+    const auto late = client_->Reserve(2, 512, milliseconds(1));
+    EXPECT_TRUE(absl::IsDeadlineExceeded(late.status()));
+    crumbd_->block_reserve = false;
+    crumbd_->block_commit = false;
+    ASSERT_TRUE(Eventually([&] { return crumbd_->reserves() == 2; }));
+    // There is no call behind it that would receive the response.
+    EXPECT_TRUE(Eventually([&] { return crumbd_->pages().size() == 1; }));
+    EXPECT_TRUE(Eventually([&] { return crumbd_->reservations() == 0; }));
+    pending.reset();
+    client_.reset();
+    crumbd_.reset();
+  }
 }
 
 TEST_F(StagingTest, RoomOfALostConnectionCannotBeCommitted) {
