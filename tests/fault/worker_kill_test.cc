@@ -9,13 +9,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <iostream>
+#include <memory>
 #include <random>
 #include <thread>
 #include <vector>
 
+#include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/known_pages.h"
@@ -53,13 +56,34 @@ int RunWorker(const std::string& socket_dir, int ready) {
   }
 }
 
+// Reserves room for page kPages, and writes half of it; or writes all and sends its Commit. Then
+// writes one byte to `ready` and waits to be killed.
+int RunWriter(const std::string& socket_dir, int ready, bool commits) {
+  auto client = Connect(socket_dir, "writer");
+  if (!client.ok()) return 1;
+  auto pages = KnownPages::Open(**client);
+  if (!pages.ok()) return 1;
+  auto slots = (*client)->Reserve(1, pages->fragment_bytes(), std::chrono::seconds(5));
+  if (!slots.ok() || slots->empty()) return 1;
+  const std::vector<std::byte> bytes = pages->Fragment(kPages);
+  const size_t written = commits ? bytes.size() : bytes.size() / 2;
+  std::copy_n(bytes.begin(), written, slots->front().bytes().begin());
+  std::unique_ptr<client::PendingCommit> pending;
+  if (commits) {
+    pending = (*client)->StartCommit(pages->keyspace().id, *std::move(slots), pages->tiles_bytes(),
+                                     std::chrono::seconds(20));
+  }
+  if (::write(ready, "r", 1) != 1) return 1;
+  while (true) ::pause();
+}
+
 class Worker {
  public:
-  explicit Worker(const std::string& socket_dir) {
+  explicit Worker(const std::string& socket_dir, const char* role = "--worker") {
     int pipe[2];
     if (::pipe(pipe) != 0) return;
     const std::string ready = std::to_string(pipe[1]);
-    const char* arguments[] = {"worker_kill_test", "--worker", socket_dir.c_str(), ready.c_str(),
+    const char* arguments[] = {"worker_kill_test", role, socket_dir.c_str(), ready.c_str(),
                                nullptr};
     ::posix_spawn(&pid_, "/proc/self/exe", nullptr, nullptr, const_cast<char**>(arguments),
                   environ);
@@ -136,12 +160,86 @@ TEST(WorkerKillTest, LeasesAndReservationsReturn) {
   EXPECT_EQ(crumbd.Stop(), 0);
 }
 
+// Between its Reserve and its Commit, and while crumbd serves the Commit.
+TEST(WorkerKillTest, APageIsWholeOrNotThere) {
+  const int rounds = FaultRounds(5);
+  TemporaryFolder folder;
+  CrumbdProcess crumbd(folder.path(), {});
+  ASSERT_TRUE(crumbd.Start());
+  auto client = Connect(folder.path(), "watcher");
+  ASSERT_TRUE(client.ok()) << client.status();
+  auto pages = KnownPages::Open(**client);
+  ASSERT_TRUE(pages.ok()) << pages.status();
+  const PageKey key = pages->Key(kPages);
+  for (int round = 0; round < rounds; ++round) {
+    for (const bool commits : {false, true}) {
+      Worker writer(folder.path(), commits ? "--committer" : "--writer");
+      ASSERT_TRUE(writer.ready());
+      if (!commits) {
+        EXPECT_EQ(HeldNow(**client).reservations, 1u);
+      }
+      writer.Kill();
+      EXPECT_TRUE(Eventually([&] { return HeldNow(**client).reservations == 0; }));
+      const auto read = pages->ReadBack(**client, kPages, std::chrono::seconds(5));
+      ASSERT_TRUE(read.ok()) << read.status();
+      if (!commits) {
+        EXPECT_FALSE(*read) << "no process committed it";
+      }
+      ASSERT_TRUE(pages->Publish(**client, kPages, 1).ok());
+      EXPECT_TRUE(pages->ReadBack(**client, kPages, std::chrono::seconds(5)).value());
+      ASSERT_TRUE((*client)->Delete(pages->keyspace().id, std::span(&key, 1)).ok());
+    }
+  }
+  EXPECT_EQ(crumbd.Stop(), 0);
+}
+
+// crumbd is killed instead: the worker's room is gone, and so may be its page.
+TEST(WorkerKillTest, RoomOfACrumbdThatWasKilledCannotBeCommitted) {
+  TemporaryFolder folder;
+  CrumbdProcess crumbd(folder.path(), {});
+  ASSERT_TRUE(crumbd.Start());
+  auto client = Connect(folder.path(), "writer");
+  ASSERT_TRUE(client.ok()) << client.status();
+  auto pages = KnownPages::Open(**client);
+  ASSERT_TRUE(pages.ok()) << pages.status();
+  for (const bool sent : {false, true}) {
+    auto slots = (*client)->Reserve(1, pages->fragment_bytes(), std::chrono::seconds(20));
+    ASSERT_TRUE(slots.ok()) << slots.status();
+    const std::vector<std::byte> bytes = pages->Fragment(kPages);
+    std::copy(bytes.begin(), bytes.end(), slots->front().bytes().begin());
+    const auto commit = [&] {
+      return (*client)->StartCommit(pages->keyspace().id, *std::move(slots), pages->tiles_bytes(),
+                                    std::chrono::seconds(20));
+    };
+    std::unique_ptr<client::PendingCommit> pending;
+    if (sent) pending = commit();
+    crumbd.Kill();
+    ASSERT_TRUE(crumbd.Start());
+    ASSERT_TRUE(Eventually([&] { return (*client)->connected(); }));
+    if (!sent) {
+      pending = commit();
+      EXPECT_EQ(pending->Finish().status().code(), absl::StatusCode::kAborted);
+    } else if (const auto outcomes = pending->Finish(); !outcomes.ok()) {
+      EXPECT_TRUE(absl::IsUnavailable(outcomes.status())) << outcomes.status();
+    }
+    pending.reset();
+    ASSERT_TRUE(pages->ReadBack(**client, kPages, std::chrono::seconds(5)).ok());
+    EXPECT_EQ(HeldNow(**client).reservations, 0u);
+    ASSERT_TRUE(pages->Publish(**client, kPages, 1).ok());
+    EXPECT_TRUE(pages->ReadBack(**client, kPages, std::chrono::seconds(5)).value());
+  }
+}
+
 }  // namespace
 }  // namespace crumb::fault
 
 int main(int argc, char** argv) {
   if (argc == 4 && std::strcmp(argv[1], "--worker") == 0) {
     return crumb::fault::RunWorker(argv[2], std::atoi(argv[3]));
+  }
+  const bool commits = argc == 4 && std::strcmp(argv[1], "--committer") == 0;
+  if (commits || (argc == 4 && std::strcmp(argv[1], "--writer") == 0)) {
+    return crumb::fault::RunWriter(argv[2], std::atoi(argv[3]), commits);
   }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
