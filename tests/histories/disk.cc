@@ -211,6 +211,7 @@ class DiskTier final : public storage::FragmentTier {
     }
     Disk::Page& page = disk_.pages_[name];
     page.used = ++disk_.uses_;
+    disk_.written_.insert(name);
     page.fragments.push_back({meta, std::move(bytes)});
     return absl::OkStatus();
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,6 +40,8 @@ class Disk {
   bool Covers(const PageName& page, uint64_t generation, const TileRange& range) const;
   // Whether the page has fragments of several sizes.
   bool HasSeveralSizes(const PageName& page) const;
+  // Whether any fragment of the page was ever written.
+  bool WasWritten(const PageName& page) const { return written_.contains(page); }
   // How often the disk itself gave the page up, for room or because it was damaged.
   uint64_t losses(const PageName& page) const;
   // Damages a fragment of the n-th page, if there is one: its next read finds that.
@@ -67,6 +70,7 @@ class Disk {
   std::map<PageName, Page> pages_;
   std::map<KeyspaceId, uint64_t> generations_;
   std::map<std::string, std::string> records_;
+  std::set<PageName> written_;
   std::map<PageName, uint64_t> losses_;
   uint64_t all_losses_ = 0;
   uint64_t uses_ = 0;

@@ -26,6 +26,7 @@ constexpr std::array<Weight, kActs> kWeights = {{
     {Act::kKill, "kill", 6},
     {Act::kReserve, "reserve", 60},
     {Act::kCommit, "commit", 220},
+    {Act::kCommitTwice, "commit-twice", 20},
     {Act::kAbort, "abort", 8},
     {Act::kPut, "put", 20},
     {Act::kAcquire, "acquire", 220},
@@ -90,6 +91,7 @@ Profile MakeProfile(Generator& random) {
   profile.host_bytes = (random.Chance(60) && !profile.own_slabs ? 2 : 4) * kMiB;
   profile.disk_fragments = random.Chance(50) ? 24 : 160;
   profile.second_hit = random.Chance(15);
+  profile.reads_notices = random.Chance(50);
   profile.write_queue = random.Chance(30) ? 3 : 64;
   profile.read_queue = random.Chance(20) ? 2 : 64;
   profile.blank_percent = random.Chance(50) ? 0 : 20;
@@ -134,9 +136,10 @@ std::string Step::ToString() const {
 std::string Profile::ToString() const {
   return fmt::format(
       "preemption {}/1024, host {} MiB, disk {} fragments, {} slabs, admission {}, write queue {}, "
-      "read queue {}, blank {} %, {} slots a handle",
+      "read queue {}, blank {} %, {} slots a handle, notices read {}",
       preemption, host_bytes / kMiB, disk_fragments, own_slabs ? "own" : "common",
-      second_hit ? "second_hit" : "all", write_queue, read_queue, blank_percent, pool_slots);
+      second_hit ? "second_hit" : "all", write_queue, read_queue, blank_percent, pool_slots,
+      reads_notices ? "at once" : "now and then");
 }
 
 History MakeHistory(uint64_t seed) {

@@ -24,6 +24,7 @@ enum class Act : uint8_t {
   // Pages in host memory.
   kReserve,
   kCommit,
+  kCommitTwice,  // all of a page and a part of it at once, and a Flush behind both
   kAbort,
   kPut,  // a fragment as bytes, without a session
   kAcquire,
@@ -79,8 +80,9 @@ struct Profile {
   uint32_t preemption = 0;  // Scheduler::Options
   uint64_t host_bytes = 0;
   uint64_t disk_fragments = 0;
-  bool own_slabs = false;   // tenants.shared_memory: own, or all
-  bool second_hit = false;  // store.ssd.admission: second_hit, or all
+  bool own_slabs = false;      // tenants.shared_memory: own, or all
+  bool second_hit = false;     // store.ssd.admission: second_hit, or all
+  bool reads_notices = false;  // workers read each notice at once, not now and then
   uint32_t write_queue = 0;
   uint32_t read_queue = 0;
   uint32_t blank_percent = 0;

@@ -225,6 +225,10 @@ void Model::LossReported(int tenant) {
 }
 
 void Model::Durable(const KeyspaceId& keyspace, const PageKey& key) {
+  if (!disk_.WasWritten({keyspace, key})) {
+    Fail("notices-are-true", "a page that was never written is said to be durable: key {}",
+         key.ToHex().substr(0, 8));
+  }
   // A notice names the page and not the fragment: one of those that were committed is on disk.
   bool any_there = false;
   bool any_gone = false;

@@ -183,6 +183,23 @@ void World::CommitContents(Worker& worker, int keyspace, std::vector<View::Reser
   });
 }
 
+void World::CommitTwice(Worker& worker, const Step& step) {
+  if (!HasSession(worker)) return;
+  const int keyspace = KeyspaceOf(worker, step.a);
+  const TileRange ranges[] = {kAllTiles, PartOf(step.c)};
+  const auto left = std::make_shared<size_t>(std::size(ranges));
+  for (const TileRange& range : ranges) {
+    const uint64_t bytes = FragmentBytes(range.tiles(), kTileBytes);
+    uint64_t offset = 0;
+    if (!worker.view->session->staging()->Reserve(bytes, offset)) return;
+    const uint64_t content = NewContent(keyspace, PageOf(step.b), range, /*valid=*/true);
+    CommitContents(worker, keyspace, {{offset, bytes}}, {content},
+                   static_cast<uint32_t>(Damage::kNone), [this, &worker, left](const auto&) {
+                     if (--*left == 0) Flush(worker);
+                   });
+  }
+}
+
 void World::Abort(Worker& worker, const Step& step) {
   if (worker.view == nullptr || worker.view->reserved.empty()) return;
   const auto view = worker.view;

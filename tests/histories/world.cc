@@ -78,6 +78,8 @@ void World::RunStep(const Step& step) {
       return Reserve(worker, step);
     case Act::kCommit:
       return Commit(worker, step);
+    case Act::kCommitTwice:
+      return CommitTwice(worker, step);
     case Act::kAbort:
       return Abort(worker, step);
     case Act::kPut:
@@ -277,7 +279,9 @@ void World::OpenSession(Worker& worker) {
         std::make_shared<server::SlabGate>(sockets[1], node_->store->slabs().front().bytes);
     view->session->SetSlabs(view->gate);
   }
-  view->notices = std::make_shared<server::NoticeQueue>(kNoticesMax, [] {});
+  view->notices = std::make_shared<server::NoticeQueue>(kNoticesMax, [this, &worker] {
+    if (history_.profile.reads_notices) OnCaller([this, &worker] { Notices(worker); });
+  });
   view->session->OpenNotices(view->notices);
   const auto staging = view->session->staging();
   view->staging = Mapping::Of(staging->fd(), staging->size(), Mapping::Access::kReadWrite).value();

@@ -166,6 +166,7 @@ class World {
   void Commit(Worker& worker, const Step& step);
   void CommitContents(Worker& worker, int keyspace, std::vector<View::Reserved> pieces,
                       std::vector<uint64_t> contents, uint32_t damage, StatusFunction then);
+  void CommitTwice(Worker& worker, const Step& step);
   void Abort(Worker& worker, const Step& step);
   void Put(Worker& worker, const Step& step);
   void Acquire(Worker& worker, const Step& step, bool given_up);
