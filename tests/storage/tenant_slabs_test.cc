@@ -5,6 +5,7 @@
 #include <map>
 #include <random>
 #include <set>
+#include <vector>
 
 #include "common/mapping.h"
 #include "gmock/gmock.h"
@@ -272,9 +273,12 @@ class ManyTenantSlabsTest : public TenantSlabsTest {
       const auto leased = Lease(1, i);
       if (!leased.ok()) continue;
       for (const FragmentRef& fragment : leased->fragments) slabs.insert(fragment.slab);
+      if (leased->lease != 0) leases_.push_back(leased->lease);
     }
     EXPECT_EQ(slabs.size(), kMany - kMany / 8);
   }
+
+  std::vector<LeaseId> leases_;
 };
 
 TEST_F(ManyTenantSlabsTest, SlabsAreLeftForTenantsWithoutAny) {
@@ -292,6 +296,23 @@ TEST_F(ManyTenantSlabsTest, ASlabWhosePagesStayLeasedDoesNotHoldUpTheOthers) {
     EXPECT_EQ(store_->Stats().slabs_closing, closing);
     clock_.Advance(kLetGo);
   }
+}
+
+// The first tenant can keep a later one below its part for as long as it leases pages, and no
+// longer.
+TEST_F(ManyTenantSlabsTest, ALateTenantHasOneSlabUntilTheFirstReleasesItsPages) {
+  constexpr uint64_t kPagesOfASlab = kSlabBytes / (18 << 10);
+  LeaseAll();
+  uint64_t stored = 0;
+  const auto store_slab = [&] {
+    for (uint64_t i = 0; i < kPagesOfASlab; ++i) EXPECT_TRUE(Store(2, stored++, 0).ok());
+    clock_.Advance(kLetGo);
+  };
+  for (uint64_t slab = 0; slab < kMany; ++slab) store_slab();
+  EXPECT_EQ(SlabsOf(2, stored).size(), 1u);
+  for (const LeaseId lease : leases_) store_->Release(lease);
+  for (uint64_t slab = 0; slab < 2 * kMany; ++slab) store_slab();
+  EXPECT_GE(SlabsOf(2, stored).size(), kMany / 2);
 }
 
 TEST_F(TenantSlabsTest, EveryTenantGetsItsPartAndNoMore) {
