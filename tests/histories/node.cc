@@ -108,6 +108,7 @@ Node::Node(const Profile& profile, Disk& disk, const std::string& tenants_file,
                      [&](storage::FragmentTierEvents tier) { return disk.Open(std::move(tier)); },
                      std::move(start)),
                  "the store");
+  events.SetStore(store.get());
   tenants = OrFail(server::TenantTable::Open({.file = tenants_file},
                                              [] { return std::chrono::system_clock::now(); }),
                    "the tenants");
@@ -138,6 +139,7 @@ void Node::Stop(Duration grace) {
   commits->Stop();
   control->Stop();
   store->Stop(grace).IgnoreError();
+  events.SetStore(nullptr);
 }
 
 std::unique_ptr<storage::HandedOverMemory> Node::HandOver() {
