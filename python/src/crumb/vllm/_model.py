@@ -2,55 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describes vLLM's model by the names that Crumb uses, and finds its KV cache."""
 
-import hashlib
-import json
 import pathlib
 from typing import Any, Dict, List, Tuple
 
+from crumb import _engines
 from crumb.errors import InvalidArgument
 from crumb.transfer import PagedCache, PagedRows
 from crumb.worker import Model
-
-# Bytes at each end of a weight file that go into the digest of the weights, with its size: enough
-# to tell checkpoints apart without reading all of them at every start.
-SAMPLED_BYTES = 1 << 20
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
-# Members of a model's configuration that decide how positions enter the keys.
-ROPE_MEMBERS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
-                "max_position_embeddings", "original_max_position_embeddings")
-
-
-def weights_digest(model_config: Any) -> str:
-    """A digest that changes when the weights do.
-
-    Of a local folder: the configuration and every weight file's name, size and both ends. Of a
-    name: the name and its revision, which must then be a commit to be exact.
-    """
-    digest = hashlib.sha256()
-    folder = pathlib.Path(str(model_config.model))
-    if not folder.is_dir():
-        digest.update(f"{model_config.model}\0{model_config.revision}".encode())
-        return digest.hexdigest()
-    files = sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern))
-    if not files:
-        raise InvalidArgument(f"{folder} has no weight files; name the weights by \"weights\" in "
-                              "kv_connector_extra_config")
-    for path in [folder / "config.json", *files]:
-        size = path.stat().st_size
-        digest.update(f"{path.name}\0{size}\0".encode())
-        with open(path, "rb") as file:
-            digest.update(file.read(SAMPLED_BYTES))
-            file.seek(max(0, size - SAMPLED_BYTES))
-            digest.update(file.read(SAMPLED_BYTES))
-    return digest.hexdigest()
-
-
-def rope_of(model_config: Any) -> str:
-    """The effective RoPE configuration as text."""
-    config = model_config.hf_text_config
-    members = {name: getattr(config, name) for name in ROPE_MEMBERS
-               if getattr(config, name, None) is not None}
-    return json.dumps(members, sort_keys=True, default=str)
 
 
 def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
@@ -82,7 +40,8 @@ def model_of(vllm_config: Any, extra: Any) -> Model:
     config, parallel = vllm_config.model_config, vllm_config.parallel_config
     return Model(
         model=str(extra("model", None) or pathlib.Path(str(config.model)).name),
-        weights=str(extra("weights", None) or weights_digest(config)),
+        weights=str(extra("weights", None) or _engines.weights_digest(
+            str(config.model), config.revision, "kv_connector_extra_config")),
         layers=config.get_total_num_hidden_layers()
         if hasattr(config, "get_total_num_hidden_layers") else config.get_num_layers(parallel),
         kv_heads=config.get_total_num_kv_heads(),
@@ -90,11 +49,9 @@ def model_of(vllm_config: Any, extra: Any) -> Model:
         head_dim=config.get_head_size(),
         history=str(extra("history", "int2")),
         rotation=str(extra("rotation", "hadamard")),
-        rope=rope_of(config),
+        rope=_engines.rope_of(config.hf_text_config),
         tenant=extra("tenant", None),
-        # Rows in an engine's own cache come from attention over BF16 rows, not over INT2 pages:
-        # they are not interchangeable with those of workers that attend INT2 pages.
-        fields={"attention": "engine", "quantization": str(config.quantization or "none")})
+        fields=_engines.keyspace_fields(config.quantization))
 
 
 def layer_number(name: str) -> int:

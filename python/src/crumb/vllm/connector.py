@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
                                                                SupportsHMA)
 from vllm.logger import init_logger
 
-from crumb.client import Client
+from crumb import _engines
 from crumb.errors import InvalidArgument
 from crumb.transfer import Transfer
 from crumb.vllm import _model
@@ -83,7 +83,10 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         if self._model.rotation == "hadamard" and self._model.history == "int2":
             logger.info("Crumb quantizes with the data-free Hadamard rotation; `crumb calibrate` "
                         "makes one for this model, with a smaller error")
-        self._client = self._open_client(extra)
+        self._client = _engines.open_client(
+            {name: extra(name, None) for name in ("socket_dir", "token_file")},
+            f"vllm {role.name.lower()}",
+            hashlib.sha256(str(self._kv_transfer_config.engine_id).encode()).digest()[:16], logger)
         parallel = vllm_config.parallel_config
         rank = (Rank() if role == KVConnectorRole.SCHEDULER else
                 Rank(parallel.rank % parallel.tensor_parallel_size, parallel.tensor_parallel_size))
@@ -101,17 +104,6 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         self._times = StepTimes()
         self._step_begin = 0.0
         self._stats = CrumbStats()
-
-    def _open_client(self, extra: Any) -> Client:
-        token_file = extra("token_file", None)
-        token = open(token_file, encoding="utf-8").read().strip() if token_file else None
-        engine = hashlib.sha256(str(self._kv_transfer_config.engine_id).encode()).digest()[:16]
-        client = Client(extra("socket_dir", None), process_name=f"vllm {self.role.name.lower()}",
-                        engine=engine, token=token)
-        if not client.connected:
-            logger.warning("no crumbd at %s yet: requests run without it until there is one",
-                           extra("socket_dir", "/run/crumb"))
-        return client
 
     # The scheduler's half.
 
