@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang with CrumbLinker, on the CPU: the package's tests over SGLang's own caches, and then its
+engine with the project's small model: sglang_test.py --build DIR
+
+Needs build/sglang (tests/engines/install_sglang.sh); exit code 77 without it. Every engine is a
+process of its own, and its own cache is emptied before a hit is expected, so that what it has cached
+comes from crumbd.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT / "tests/deploy"))
+from services import Crumbd  # noqa: E402
+
+OPTIONS = argparse.Namespace()
+PYTHON = ROOT / "build/sglang/venv/bin/python"
+PACKAGE_TESTS = ("sglang_linker_test", "sglang_ranks_test")
+SKIPPED = 77
+PUBLISHED_SECONDS = 60  # bound on the time until a request's pages are hits
+PROMPT = [(i * 7919 + i // 64 * 31) % 4000 + 8 for i in range(1100)]
+PAGE = 64
+
+
+class Engine:
+    """A process with SGLang: sglang_engine.py."""
+
+    def __init__(self, package, model, config=None):
+        command = [PYTHON, HERE / "sglang_engine.py", model]
+        if config is not None:
+            command.append(json.dumps(config))
+        self.log = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            [str(part) for part in command], text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=self.log,
+            env={**os.environ, "PYTHONPATH": str(package)})
+
+    def read(self):
+        for line in self.process.stdout:
+            if line.startswith("RESULT "):
+                return json.loads(line[len("RESULT "):])
+        self.log.seek(0)
+        raise AssertionError(f"the engine ended:\n{self.log.read()[-6000:]}")
+
+    def ask(self, **request):
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def generate(self, tokens, max_tokens=24, salt=None):
+        return self.ask(tokens=tokens, max_tokens=max_tokens, salt=salt)
+
+    def hit(self, tokens, cached):
+        """Generates until `cached` tokens are hits: pages are published in the background."""
+        deadline = time.monotonic() + PUBLISHED_SECONDS
+        while True:
+            reset = self.ask(reset=True)
+            assert reset == {"reset": True}, reset
+            result = self.generate(tokens)
+            if result["cached"] >= cached or time.monotonic() > deadline:
+                return result
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.stdin.close()
+            self.process.wait(120)
+        self.process.stdout.close()
+        self.log.close()
+
+
+class SglangTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = pathlib.Path(folder.name)
+        cls.package = cls.folder / "package"
+        subprocess.run([sys.executable, ROOT / "python/tools/develop.py", "--build", OPTIONS.build,
+                        "--to", cls.package], check=True)
+        cls.model = cls.folder / "model"
+        shutil.copytree(ROOT / "models/data/tiny-lm", cls.model)
+        (cls.model / "tokenizer_config.json").write_text(
+            '{"tokenizer_class": "PreTrainedTokenizerFast"}')
+
+    def test_the_linker_over_sglangs_caches(self):
+        for name in PACKAGE_TESTS:
+            with self.subTest(name):
+                done = subprocess.run(
+                    [PYTHON, ROOT / f"python/tests/{name}.py"], check=False, capture_output=True,
+                    text=True, timeout=1200, env={**os.environ, "PYTHONPATH": str(self.package)})
+                self.assertEqual(done.returncode, 0, done.stderr[-6000:])
+                self.assertNotIn("skipped", done.stderr)
+
+    def crumbd(self):
+        folder = tempfile.mkdtemp(dir=self.folder)  # short, for paths of sockets have 107 bytes
+        crumbd = Crumbd(pathlib.Path(OPTIONS.build) / "bin", folder)
+        self.addCleanup(crumbd.stop)
+        crumbd.start()
+        return crumbd, folder
+
+    def engine(self, folder=None, **config):
+        """An engine that is being started; the next message of it says that it has started."""
+        options = {"socket_dir": folder, "deadline": 5, "after_flush": "shared", **config}
+        engine = Engine(self.package, self.model, options if folder else None)
+        self.addCleanup(engine.close)
+        return engine
+
+    def test_requests_hit_what_another_process_has_computed(self):
+        crumbd, folder = self.crumbd()
+        plain = self.engine()
+        self.assertEqual(plain.read(), {"ready": True})
+        expected = plain.generate(PROMPT)["tokens"]
+        salted = plain.generate(PROMPT[:700], salt="another tenant's")["tokens"]
+        plain.close()
+
+        exact = self.engine(folder, history="bf16")
+        self.assertEqual(exact.read(), {"ready": True})
+        cold = exact.generate(PROMPT)
+        self.assertEqual((cold["cached"], cold["tokens"]), (0, expected))
+        last = len(PROMPT) // PAGE * PAGE
+        again = exact.hit(PROMPT, last)
+        self.assertEqual((again["cached"], again["tokens"]), (last, expected))
+        exact.close()
+
+        reader = self.engine(folder, history="bf16")
+        self.assertEqual(reader.read(), {"ready": True})
+        warm = reader.generate(PROMPT)
+        self.assertEqual((warm["cached"], warm["tokens"]), (last, expected))
+        other = reader.generate(PROMPT[:700], salt="another tenant's")
+        self.assertEqual((other["cached"], other["tokens"]), (0, salted))
+        crumbd.stop(signal.SIGKILL)  # requests go on without it
+        self.assertEqual(reader.ask(reset=True), {"reset": True})
+        alone = reader.generate(PROMPT)
+        self.assertEqual((alone["cached"], alone["tokens"]), (0, expected))
+        crumbd.start()  # and hit again, now from SSD
+        again = reader.hit(PROMPT, last)
+        self.assertEqual((again["cached"], again["tokens"]), (last, expected))
+
+    def test_int2_pages_are_hit_in_front_of_the_recent_window(self):
+        _, folder = self.crumbd()
+        engine = self.engine(folder)
+        self.assertEqual(engine.read(), {"ready": True})
+        self.assertEqual(engine.generate(PROMPT)["cached"], 0)
+        most = (len(PROMPT) - 1) // PAGE * PAGE - 4 * PAGE
+        self.assertEqual(engine.hit(PROMPT, most)["cached"], most)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", default=str(ROOT / "build/release"))
+    _, rest = parser.parse_known_args(namespace=OPTIONS)
+    OPTIONS.build = str(pathlib.Path(OPTIONS.build).resolve())
+    if not (ROOT / "build/sglang/pinned").exists():
+        print("skipped: SGLang is not installed; tests/engines/install_sglang.sh installs it")
+        sys.exit(SKIPPED)
+    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)
+
+
+if __name__ == "__main__":
+    main()
