@@ -321,12 +321,11 @@ class HostileTest(SglangLinkerTest):
         self.assertEqual(len(reader.load(TOKENS[:3 * PAGE + 1])), 3 * PAGE)
 
     def test_the_number_of_leases_is_bounded(self):
-        writer, reader = self.pair()
+        writer, reader = self.pair(leases_max=2)
         self.stored(writer, TOKENS[:3 * PAGE])
-        with mock.patch.object(linker_module, "LEASES_MAX", 2):
-            first = reader.match(TOKENS[:3 * PAGE + 1])
-            for _ in range(3):
-                last = reader.match(TOKENS[:3 * PAGE + 1])
+        first = reader.match(TOKENS[:3 * PAGE + 1])
+        for _ in range(3):
+            last = reader.match(TOKENS[:3 * PAGE + 1])
         self.assertEqual(len(reader.linker._found), 2)
         self.assert_computes(reader, *first)
         self.assertEqual(reader.load_back(*last), 3 * PAGE)
@@ -405,11 +404,10 @@ class HostileTest(SglangLinkerTest):
         self.assertEqual(len(reader.load(TOKENS[:3 * PAGE + 1])), 3 * PAGE)
 
     def test_offloads_are_bounded_and_answered_in_order(self):
-        writer, reader = self.pair()
-        with mock.patch.object(linker_module, "OFFLOADS_MAX", 1):
-            writer.compute(TOKENS[:2 * PAGE])
-            writer.compute(TOKENS[5 * PAGE:7 * PAGE])
-            self.assertEqual(writer.finish_offloads(), 2)
+        writer, reader = self.pair(offloads_max=1)
+        writer.compute(TOKENS[:2 * PAGE])
+        writer.compute(TOKENS[5 * PAGE:7 * PAGE])
+        self.assertEqual(writer.finish_offloads(), 2)
         self.assertEqual(writer.linker.counters.refused_offloads, 1)
         self.assertEqual(len(reader.load(TOKENS[:2 * PAGE + 1])), 2 * PAGE)
         self.assertEqual(len(reader.load(TOKENS[5 * PAGE:7 * PAGE + 1])), 0)
@@ -446,6 +444,16 @@ class HostileTest(SglangLinkerTest):
             _model.check_supported(model_config(), good, {ComponentType.FULL, ComponentType.SWA})
         with self.assertRaisesRegex(crumb.InvalidArgument, "NHD and HND"):
             _model.paged_cache_of(types.SimpleNamespace(kv_cache_layout="page_major", k_buffer=[]))
+
+    def test_counters_are_exported(self):
+        import prometheus_client
+        engine = self.engine()
+        exporter = linker_module.Exporter(engine.linker.counters)
+        engine.linker.counters.loaded_pages = 5
+        for _ in range(2):
+            exporter.export()
+        found = prometheus_client.REGISTRY.get_sample_value("sglang:crumb_loaded_pages_total")
+        self.assertEqual(found, 5)
 
     def test_linkers_of_other_projects_are_called_as_before(self):
         engine = self.engine()

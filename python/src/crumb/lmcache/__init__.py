@@ -96,7 +96,7 @@ class CrumbSerializer(Serializer):
             raise ValueError(f"a chunk takes {whole.numel()} bytes, and its buffer has "
                              f"{flat.numel()}")
         flat[:whole.numel()].copy_(whole)
-        return whole.numel()
+        return int(whole.numel())
 
     def estimate_serialized_size(self, layout_desc: Any) -> int:
         total = 0

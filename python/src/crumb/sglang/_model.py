@@ -16,7 +16,8 @@ from crumb.worker import Model, Rank
 # Options of the linker and their defaults.
 OPTIONS: Dict[str, Any] = {
     "socket_dir": None, "token_file": None, "tenant": None, "model": None, "weights": None,
-    "history": "int2", "rotation": "hadamard", "deadline": 0.2, "after_flush": "private"}
+    "history": "int2", "rotation": "hadamard", "deadline": 0.2, "after_flush": "private",
+    "leases_max": 256, "offloads_max": 256}
 
 
 def options_of(given: Optional[Mapping[str, Any]]) -> Dict[str, Any]:

@@ -35,21 +35,19 @@ from crumb import _engines
 from crumb.client import NO_PARENT, PAGE_TOKENS
 from crumb.errors import Error, FailedPrecondition
 from crumb.sglang import _model, _tree
+from crumb.sglang.metrics import Counters, Exporter
 from crumb.transfer import Lease, Load, Transfer
 
 log = logging.getLogger("crumb.sglang")
 
-_Result = concurrent.futures.Future  # of a bool
+_Result = concurrent.futures.Future[bool]
 
 # Pages at the end of a prompt that are recomputed even if they are stored as INT2: the recent
 # window of 256 tokens, which attention reads in BF16.
 RECENT_PAGES = 4
-# Prefixes that are leased at once for waiting requests, and seconds after which a lease ends that
-# no lookup has asked for again: leased pages take room in crumbd's host memory.
-LEASES_MAX = 256
+# Seconds after which the lease of a waiting request ends unless it is looked up again: leased pages
+# take room in crumbd's host memory.
 LEASE_SECONDS = 10.0
-# Nodes of the radix tree whose pages are being read: SGLang cannot evict them meanwhile.
-OFFLOADS_MAX = 256
 # Pages that are remembered to be in crumbd, which are not stored again: 4 Mi tokens.
 KNOWN_PAGES_MAX = 65536
 
@@ -70,18 +68,6 @@ class _Found:
         if self.lease is not None:
             self.lease.close()
             self.lease = None
-
-
-@dataclasses.dataclass
-class Counters:
-    """Counts since the linker was made."""
-
-    lookups: int = 0
-    loaded_pages: int = 0
-    refused_loads: int = 0   # prefixes that were found and could not be opened: computed
-    failed_loads: int = 0    # batches that broke off: SGLang aborts their requests
-    stored_pages: int = 0
-    refused_offloads: int = 0
 
 
 class _PageSet:
@@ -118,7 +104,9 @@ class CrumbLinker(_tree.PositionedLinker):
     (seconds that a lookup waits for pages on SSD and other nodes; default 0.2), "weights" (a digest
     of the checkpoint), "model" (a name), "after_flush" ("private": pages that are stored after
     SGLang's cache was flushed are found by this server only, because its weights may have changed;
-    "shared").
+    "shared"), "leases_max" (prefixes that are leased at once for waiting requests; default 256),
+    "offloads_max" (nodes of the radix tree that are read at once, which SGLang cannot evict
+    meanwhile; default 256).
 
     Used by the scheduler's thread only.
     """
@@ -136,8 +124,11 @@ class CrumbLinker(_tree.PositionedLinker):
         self.pools: Dict[PoolName, Any] = {PoolName.KV: pool}
         self.layer_done_counter = LayerWiseLoadCounter(len(cache.layers))
         self.counters = Counters()
+        self._exporter = Exporter(self.counters) if params.enable_metrics else None
         self._shared_after_flush = options["after_flush"] == "shared"
         self._deadline = float(options["deadline"])
+        self._leases_max = int(options["leases_max"])
+        self._offloads_max = int(options["offloads_max"])
         rank = _model.rank_of(params)
         engine = _engine_id(params.attn_tp_cache_group or params.tp_cache_group, rank.tp_size)
         model = _model.model_of(config, options)
@@ -222,7 +213,7 @@ class CrumbLinker(_tree.PositionedLinker):
         oldest = time.monotonic() - LEASE_SECONDS
         while self._found:
             rid, found = next(iter(self._found.items()))
-            if len(self._found) <= LEASES_MAX and found.used > oldest:
+            if len(self._found) <= self._leases_max and found.used > oldest:
                 break
             self.forget(rid)
 
@@ -274,7 +265,7 @@ class CrumbLinker(_tree.PositionedLinker):
         if not self._queued:
             return -1
         loads, self._queued = list(self._queued.values()), {}
-        index = self.layer_done_counter.update_producer()
+        index: int = self.layer_done_counter.update_producer()
         self._loader.submit(self._load_layers, index, loads)
         return index
 
@@ -296,7 +287,8 @@ class CrumbLinker(_tree.PositionedLinker):
                 load.close()
 
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
-        return self.layer_done_counter.finish(counter_index)
+        landed: bool = self.layer_done_counter.finish(counter_index)
+        return landed
 
     # Storing.
 
@@ -307,7 +299,7 @@ class CrumbLinker(_tree.PositionedLinker):
         hashes = [*(before or ()), *pages.keys]
         blocks = [0] * (len(hashes) - len(pages.keys)) + _page_numbers(pages.device_indices)
         if (before is None or len(blocks) != len(hashes) or not self._client.connected or
-                len(self._offloads) >= OFFLOADS_MAX):
+                len(self._offloads) >= self._offloads_max):
             self.counters.refused_offloads += 1
             self._offloads.append(([], _failure()))
             return True
@@ -351,7 +343,9 @@ class CrumbLinker(_tree.PositionedLinker):
             return False
 
     def num_completed_offloads(self) -> int:
-        self._end_leases()
+        self._end_leases()  # SGLang calls this at every step
+        if self._exporter is not None:
+            self._exporter.export()
         completed = 0
         for _, result in self._offloads:
             if not result.done():
@@ -361,7 +355,7 @@ class CrumbLinker(_tree.PositionedLinker):
 
     def pop_completed_offload(self) -> bool:
         pages, result = self._offloads.popleft()
-        stored = result.result()
+        stored: bool = result.result()
         if not stored:
             self._known.remove(pages)
         return stored
