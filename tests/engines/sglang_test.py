@@ -111,36 +111,41 @@ class SglangTest(unittest.TestCase):
         crumbd.start()
         return crumbd, folder
 
-    def engine(self, folder=None, **config):
-        """An engine that is being started; the next message of it says that it has started."""
-        options = {"socket_dir": folder, "deadline": 5, "after_flush": "shared", **config}
-        engine = Engine(self.package, self.model, options if folder else None)
-        self.addCleanup(engine.close)
-        return engine
+    def engines(self, *configs):
+        """An engine for each config, None for one without linker. They start side by side."""
+        engines = []
+        for config in configs:
+            options = config and {"deadline": 5, "after_flush": "shared", **config}
+            engines.append(Engine(self.package, self.model, options))
+            self.addCleanup(engines[-1].close)
+        for engine in engines:
+            self.assertEqual(engine.read(), {"ready": True})
+        return engines
 
     def test_requests_hit_what_another_process_has_computed(self):
         crumbd, folder = self.crumbd()
-        plain = self.engine()
-        self.assertEqual(plain.read(), {"ready": True})
+        bf16 = {"socket_dir": folder, "history": "bf16"}
+        last = len(PROMPT) // PAGE * PAGE
+        plain, writer = self.engines(None, bf16)
         expected = plain.generate(PROMPT)["tokens"]
         salted = plain.generate(PROMPT[:700], salt="another tenant's")["tokens"]
         plain.close()
-
-        exact = self.engine(folder, history="bf16")
-        self.assertEqual(exact.read(), {"ready": True})
-        cold = exact.generate(PROMPT)
+        cold = writer.generate(PROMPT)
         self.assertEqual((cold["cached"], cold["tokens"]), (0, expected))
-        last = len(PROMPT) // PAGE * PAGE
-        again = exact.hit(PROMPT, last)
+        again = writer.hit(PROMPT, last)
         self.assertEqual((again["cached"], again["tokens"]), (last, expected))
-        exact.close()
+        writer.close()
 
-        reader = self.engine(folder, history="bf16")
-        self.assertEqual(reader.read(), {"ready": True})
+        reader, int2 = self.engines(bf16, {"socket_dir": folder})
         warm = reader.generate(PROMPT)
         self.assertEqual((warm["cached"], warm["tokens"]), (last, expected))
         other = reader.generate(PROMPT[:700], salt="another tenant's")
         self.assertEqual((other["cached"], other["tokens"]), (0, salted))
+        # Pages of the other method are others, and end in front of the recent window.
+        self.assertEqual(int2.generate(PROMPT)["cached"], 0)
+        most = (len(PROMPT) - 1) // PAGE * PAGE - 4 * PAGE
+        self.assertEqual(int2.hit(PROMPT, most)["cached"], most)
+
         crumbd.stop(signal.SIGKILL)  # requests go on without it
         self.assertEqual(reader.ask(reset=True), {"reset": True})
         alone = reader.generate(PROMPT)
@@ -148,14 +153,6 @@ class SglangTest(unittest.TestCase):
         crumbd.start()  # and hit again, now from SSD
         again = reader.hit(PROMPT, last)
         self.assertEqual((again["cached"], again["tokens"]), (last, expected))
-
-    def test_int2_pages_are_hit_in_front_of_the_recent_window(self):
-        _, folder = self.crumbd()
-        engine = self.engine(folder)
-        self.assertEqual(engine.read(), {"ready": True})
-        self.assertEqual(engine.generate(PROMPT)["cached"], 0)
-        most = (len(PROMPT) - 1) // PAGE * PAGE - 4 * PAGE
-        self.assertEqual(engine.hit(PROMPT, most)["cached"], most)
 
 
 def main():
