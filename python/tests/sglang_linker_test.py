@@ -356,6 +356,7 @@ class HostileTest(SglangLinkerTest):
         slots = reader.cache.linker.private_load_indices[admitted.rid]
         before = reader.rows(slots)
         reader.cache.linker.release_request(admitted.rid)
+        self.assertEqual(reader.cache.linker.inflight_load_rids, [])
         self.assertEqual(reader.step(admitted), [])
         self.assert_equal_rows(reader.rows(slots), before)  # nothing was written
 
@@ -442,8 +443,13 @@ class HostileTest(SglangLinkerTest):
                 _model.check_supported(model_config(), params, {ComponentType.FULL})
         with self.assertRaisesRegex(crumb.InvalidArgument, "components FULL, SWA"):
             _model.check_supported(model_config(), good, {ComponentType.FULL, ComponentType.SWA})
-        with self.assertRaisesRegex(crumb.InvalidArgument, "NHD and HND"):
-            _model.paged_cache_of(types.SimpleNamespace(kv_cache_layout="page_major", k_buffer=[]))
+        pool = self.engine().pool
+        pools = {"NHD and HND": {"kv_cache_layout": "page_major"}, "without layers": {"k_buffer": []},
+                 "in host memory": {"k_buffer": [torch.empty(1, device="meta")]},
+                 "fixed places": {"host_transfer_translate": len}}
+        for text, change in pools.items():
+            with self.assertRaisesRegex(crumb.InvalidArgument, text):
+                _model.paged_cache_of(types.SimpleNamespace(**{**vars(pool), **change}))
 
     def test_counters_are_exported(self):
         import prometheus_client

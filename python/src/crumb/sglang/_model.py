@@ -100,6 +100,13 @@ def paged_cache_of(pool: Any) -> PagedCache:
                               "--kv-cache-dtype auto")
     if not pool.k_buffer:
         raise InvalidArgument("CrumbLinker found a KV cache without layers")
+    if pool.k_buffer[0].device.type != "cpu":
+        raise InvalidArgument("CrumbLinker moves pages of a KV cache in host memory so far, and "
+                              f"this one is on {pool.k_buffer[0].device}")
+    if (getattr(pool, "requires_physical_write_loc", False) or
+            getattr(pool, "host_transfer_translate", None) is not None):
+        raise InvalidArgument("CrumbLinker needs a KV cache whose slots have fixed places: start "
+                              "SGLang without --enable-unified-memory")
     dims = "bthd" if layout == "nhd" else "bhtd"
     layers = [(PagedRows.of(_pages(k, layout), dims), PagedRows.of(_pages(v, layout), dims))
               for k, v in zip(pool.k_buffer, pool.v_buffer)]

@@ -142,6 +142,8 @@ class CrumbLinker(_tree.PositionedLinker):
             self._client.close()
             raise
         self._open_state(engine, cache.blocks)
+        if model.rotation == "hadamard" and not self._exact:
+            log.info(_engines.HADAMARD_NOTE)
         log.info("Crumb serves %d layers, %d pages of %d tokens, history %s", len(cache.layers),
                  cache.blocks, PAGE_TOKENS, model.history)
 

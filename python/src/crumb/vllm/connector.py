@@ -81,8 +81,7 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         if extra("load", "auto") not in ("auto", "always"):
             raise InvalidArgument('"load" is "auto" or "always"')
         if self._model.rotation == "hadamard" and self._model.history == "int2":
-            logger.info("Crumb quantizes with the data-free Hadamard rotation; `crumb calibrate` "
-                        "makes one for this model, with a smaller error")
+            logger.info(_engines.HADAMARD_NOTE)
         self._client = _engines.open_client(
             {name: extra(name, None) for name in ("socket_dir", "token_file")},
             f"vllm {role.name.lower()}",
