@@ -30,9 +30,10 @@ mkdir -p build/lmcache
 "$python" -m venv "$venv"
 "$venv/bin/pip" --disable-pip-version-check -q install uv
 uv="$venv/bin/uv pip install -q --python $venv/bin/python"
-# These are the packages that LMCache imports for its serdes and its program; not its GPU packages and remote stores.
-$uv "$torch" aiofile aiofiles aiohttp blake3 cachetools cryptography fastapi httptools httpx msgspec \
-  "numpy<=2.2.6" "opentelemetry-api<=1.40.0" "opentelemetry-sdk<=1.40.0" \
+# These are the packages that LMCache imports for its serdes and its program, without those for GPUs
+# and remote stores.
+$uv "$torch" aiofile aiofiles aiohttp blake3 cachetools cryptography fastapi httptools httpx \
+  msgspec numba "numpy<=2.2.6" "opentelemetry-api<=1.40.0" "opentelemetry-sdk<=1.40.0" \
   "opentelemetry-exporter-prometheus<=0.61b0" "prometheus_client<=0.24.1" psutil py-cpuinfo pyyaml \
   "pyzmq>=25" requests safetensors sortedcontainers "transformers>=5.4" uvicorn
 $uv --no-deps "$lmcache"
