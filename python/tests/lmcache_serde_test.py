@@ -181,6 +181,10 @@ class SerdeTest(unittest.TestCase):
                 deserializer.deserialize(memory(damaged), back, None)
         with self.assertRaisesRegex(ValueError, "damaged"):
             deserializer.deserialize(memory(whole[:-1].clone()), back, None)
+        processor, key = self.processor(), ObjectKey(b"chunk", "model", 0)
+        task = processor.submit_deserialize([memory(damaged)], [back], [key])
+        self.wait(processor.get_deserialize_event_fd())
+        self.assertIs(processor.query_deserialize_result(task), False)
         with self.assertRaisesRegex(ValueError, "damaged"):
             self.serializers(exact_tokens=0)[1].deserialize(stored, back, None)
         other = memory(torch.zeros((2, LAYERS, 128, HEADS * DIM), dtype=torch.bfloat16))
