@@ -13,7 +13,7 @@ import unittest
 from unittest import mock
 
 import crumb
-import sglang_linker_test as one
+import sglang_support as one
 import support
 
 torch = support.installed("torch")
@@ -22,7 +22,7 @@ RANKS = 2
 
 
 def run_rank(rank, folder):
-    """What one rank does; the other does the same at the same time."""
+    """One rank stores and loads; the other does the same at the same time."""
     distributed = torch.distributed
     distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank,
                                    world_size=RANKS)

@@ -28,7 +28,7 @@ from services import Crumbd  # noqa: E402
 
 OPTIONS = argparse.Namespace()
 PYTHON = ROOT / "build/sglang/venv/bin/python"
-PACKAGE_TESTS = ("sglang_linker_test", "sglang_ranks_test")
+PACKAGE_TESTS = ("sglang_linker_test", "sglang_hostile_test", "sglang_ranks_test")
 SKIPPED = 77
 PUBLISHED_SECONDS = 60  # bound on the time until a request's pages are hits
 PROMPT = [(i * 7919 + i // 64 * 31) % 4000 + 8 for i in range(1100)]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""What Crumb's plugins for inference engines have in common: identities of models and connections.
+"""Code that Crumb's plugins for inference engines share: identities of models, and connections.
 
 This module imports no engine.
 """

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""What SGLang's configuration says of the model, as Crumb names it, and where its KV cache lies."""
+"""The model as SGLang's configuration describes it and Crumb names it, and its KV cache."""
 
 import pathlib
 from typing import Any, Dict, Mapping, Optional

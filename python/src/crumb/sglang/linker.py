@@ -54,7 +54,7 @@ KNOWN_PAGES_MAX = 65536
 
 @dataclasses.dataclass
 class _Found:
-    """What crumbd has of a waiting request's prompt. lease: None: nothing, or it was given back."""
+    """The pages of a waiting request's prompt that crumbd has. lease: None: given back."""
 
     hashes: List[str]  # of the prompt's full pages
     keys: List[bytes]
