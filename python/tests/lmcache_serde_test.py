@@ -15,7 +15,7 @@ import support
 torch = support.installed("torch")
 lmcache = support.installed("lmcache") if torch is not None else None
 if lmcache is not None:
-    import crumb.lmcache as serde
+    import crumb.lmcache  # registers the serde
     from crumb.lmcache import _tiles
     from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
     from lmcache.v1.distributed.serde import (SerdeConfig, create_serde_processor,

@@ -157,7 +157,8 @@ class HostileTest(SglangLinkerTest):
         with self.assertRaisesRegex(crumb.InvalidArgument, "components FULL, SWA"):
             _model.check_supported(model_config(), good, {ComponentType.FULL, ComponentType.SWA})
         pool = self.engine().pool
-        pools = {"NHD and HND": {"kv_cache_layout": "page_major"}, "without layers": {"k_buffer": []},
+        pools = {"NHD and HND": {"kv_cache_layout": "page_major"},
+                 "without layers": {"k_buffer": []},
                  "in host memory": {"k_buffer": [torch.empty(1, device="meta")]},
                  "fixed places": {"host_transfer_translate": len}}
         for text, change in pools.items():

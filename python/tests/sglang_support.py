@@ -57,8 +57,8 @@ class Engine:
 
     def __init__(self, folder, seed=0, config=None, dtype=None, page=PAGE, core="python",
                  heads=HEADS, group=None, **options):
-        self.pool = MHATokenToKVPool(SLOTS, page, dtype or torch.bfloat16, heads, DIM, LAYERS, "cpu",
-                                     False)
+        self.pool = MHATokenToKVPool(SLOTS, page, dtype or torch.bfloat16, heads, DIM, LAYERS,
+                                     "cpu", False)
         generator = torch.Generator().manual_seed(seed)
         for buffer in [*self.pool.k_buffer, *self.pool.v_buffer]:
             buffer.copy_(torch.randn(buffer.shape, generator=generator))
@@ -112,7 +112,8 @@ class Engine:
 
     def load_back(self, req, result):
         tokens, _ = self.cache.init_load_back(InitLoadBackParams(
-            best_match_node=result.best_match_node, host_hit_length=result.host_hit_length, req=req))
+            best_match_node=result.best_match_node, host_hit_length=result.host_hit_length,
+            req=req))
         return tokens
 
     def step(self, *requests):

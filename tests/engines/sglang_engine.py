@@ -3,8 +3,8 @@
 """One SGLang engine on the CPU, which serves requests that come on standard input:
 sglang_engine.py MODEL [LINKER_CONFIG]
 
-LINKER_CONFIG is the JSON of linker_extra_config; without it SGLang runs without linker. Each line of
-input is JSON: {"tokens": [...], "max_tokens": n, "salt": text or null} and gets one line:
+LINKER_CONFIG is the JSON of linker_extra_config; without it SGLang runs without linker. Each line
+of input is JSON: {"tokens": [...], "max_tokens": n, "salt": text or null} and gets one line:
 {"tokens": [...], "cached": n, "seconds": x}. {"reset": true} empties SGLang's own cache. Lines of
 output begin with "RESULT ", because SGLang prints to the same stream.
 """

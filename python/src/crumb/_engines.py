@@ -18,8 +18,8 @@ from crumb.errors import InvalidArgument
 # to tell checkpoints apart without reading all of them at every start.
 SAMPLED_BYTES = 1 << 20
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
-HADAMARD_NOTE = ("Crumb quantizes with the data-free Hadamard rotation; `crumb calibrate` makes one "
-                 "for this model, with a smaller error")
+HADAMARD_NOTE = ("Crumb quantizes with the data-free Hadamard rotation; `crumb calibrate` makes "
+                 "one for this model, with a smaller error")
 # Members of a model's configuration that decide how positions enter the keys.
 ROPE_MEMBERS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
                 "max_position_embeddings", "original_max_position_embeddings")

@@ -3,7 +3,8 @@
 """INT2 page tiles in torch: layout 1 of docs/formats/page-tile.md, with the Hadamard rotation.
 
 The tiles are those that crumbd's clients write with the rotation "hadamard", except for codes of
-values that lie within rounding of a boundary between two codes. This module does not import LMCache.
+values that lie within rounding of a boundary between two codes. This module does not import
+LMCache.
 """
 
 from typing import Any, Tuple

@@ -87,8 +87,9 @@ def rank_of(params: Any) -> Rank:
 def paged_cache_of(pool: Any) -> PagedCache:
     """SGLang's MHATokenToKVPool as a PagedCache. Raises InvalidArgument for any other pool.
 
-    K and V of a layer are tensors [slots, heads, head_dim], or [pages, heads, page tokens, head_dim]
-    in the layout HND. A page is PAGE_TOKENS slots in a row; page 0 takes the writes of padding.
+    K and V of a layer are tensors [slots, heads, head_dim], or [pages, heads, page tokens,
+    head_dim] in the layout HND. A page is PAGE_TOKENS slots in a row; page 0 takes the writes of
+    padding.
     """
     layout = getattr(pool, "kv_cache_layout", type(pool).__name__)
     if layout not in ("nhd", "hnd") or not hasattr(pool, "k_buffer"):

@@ -87,6 +87,7 @@ def install() -> None:
     missing = [name for name in EXTENDED if not callable(getattr(UnifiedCacheLinkerWrapper, name,
                                                                  None))]
     if missing or not hasattr(unified_radix_cache, "UnifiedCacheLinkerWrapper"):
-        raise FailedPrecondition("CrumbLinker knows SGLang 0.5.23, and the installed version has no "
-                                 f"UnifiedCacheLinkerWrapper with {', '.join(missing or EXTENDED)}")
+        raise FailedPrecondition("CrumbLinker knows SGLang 0.5.23, and the installed version has "
+                                 "no UnifiedCacheLinkerWrapper with "
+                                 f"{', '.join(missing or EXTENDED)}")
     unified_radix_cache.UnifiedCacheLinkerWrapper = PositionedLinkerWrapper

@@ -399,8 +399,8 @@ class CrumbLinker(_tree.PositionedLinker):
 
     def _take_before(self) -> Optional[List[str]]:
         if self._agree is None:
-            raise FailedPrecondition("CrumbLinker was not attached to SGLang's radix cache: another "
-                                     "plugin has replaced UnifiedCacheLinkerWrapper")
+            raise FailedPrecondition("CrumbLinker was not attached to SGLang's radix cache: "
+                                     "another plugin has replaced UnifiedCacheLinkerWrapper")
         before, self._before = self._before, None
         return before
 
