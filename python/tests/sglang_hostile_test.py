@@ -174,6 +174,9 @@ class HostileTest(SglangLinkerTest):
             exporter.export()
         found = prometheus_client.REGISTRY.get_sample_value("sglang:crumb_loaded_pages_total")
         self.assertEqual(found, 5)
+        linker_module.Exporter(engine.linker.counters).export()  # the next engine of the process
+        found = prometheus_client.REGISTRY.get_sample_value("sglang:crumb_loaded_pages_total")
+        self.assertEqual(found, 10)
 
     def test_linkers_of_other_projects_are_called_as_before(self):
         engine = self.engine()

@@ -3,6 +3,7 @@
 """Counters of the linker, and their way into SGLang's Prometheus metrics."""
 
 import dataclasses
+import functools
 from typing import Any, Dict
 
 
@@ -28,17 +29,22 @@ HELP = {
 }
 
 
+@functools.lru_cache(maxsize=None)
+def _process_counters() -> Dict[str, Any]:
+    """Counters of this process, which may have one engine after another."""
+    import prometheus_client
+    return {name: prometheus_client.Counter(f"sglang:crumb_{name}", text)
+            for name, text in HELP.items()}
+
+
 class Exporter:
     """Adds what was counted to counters of prometheus_client, whose values SGLang's server gathers
     from its processes if it runs with --enable-metrics."""
 
     def __init__(self, counters: Counters) -> None:
-        import prometheus_client
         self._counters = counters
         self._exported = Counters()
-        self._of: Dict[str, Any] = {
-            name: prometheus_client.Counter(f"sglang:crumb_{name}", text)
-            for name, text in HELP.items()}
+        self._of = _process_counters()
 
     def export(self) -> None:
         """Adds the counts since the last call."""
