@@ -20,8 +20,10 @@ class PartyBudget {
 
   // An amount that a party holds. The last reference gives it back and may outlive the budget.
   class Hold;
-  // Null: `party` would have more than its maximum. An amount above the maximum is never granted.
+  // Null: `party` would have more than its maximum. An amount above the maximum is never granted; 0
+  // always is, and holds nothing.
   std::shared_ptr<const Hold> Take(const std::string& party, size_t amount) {
+    if (amount == 0) return std::make_shared<const Hold>(state_, party, amount);
     MutexLock lock(&state_->mutex);
     size_t& held = state_->held[party];
     if (amount > each_max_ - held) {
@@ -54,6 +56,7 @@ class PartyBudget::Hold {
   Hold(const Hold&) = delete;
   Hold& operator=(const Hold&) = delete;
   ~Hold() {
+    if (amount_ == 0) return;
     MutexLock lock(&state_->mutex);
     const auto found = state_->held.find(party_);
     found->second -= amount_;
