@@ -19,7 +19,7 @@
 namespace crumb::kernels::cuda {
 
 // Returns whether the kernels support these sizes: tiles of 64 tokens, head_dim 64, 128 or 256 with
-// groups of 32, 64 or 128 (no wider than head_dim), and at most 32 query rows per KV head.
+// groups of 32, 64 or 128 (no wider than head_dim), and at most 64 query rows per KV head.
 bool DecodeSupported(const DecodeShape& shape);
 
 // Bytes of the plan and of the workspace on the current device. Both buffers are 256-byte aligned.

@@ -118,7 +118,7 @@ constexpr int WarpsFor(int head_dim, int query_tiles) {
 
 // Bounds on the query rows of a call and of a launch: output and query of more rows would not fit
 // into registers.
-inline constexpr int kQueryRowsMax = 32;
+inline constexpr int kQueryRowsMax = 64;
 constexpr int LaunchQueryRowsFor(const TileShape& tile, int query_rows) {
   const int query_rows_max = tile.head_dim == 128 && tile.group_size == 128 ? 16 : 8;
   const int launches = (query_rows + query_rows_max - 1) / query_rows_max;

@@ -88,19 +88,20 @@ INSTANTIATE_TEST_SUITE_P(
                     Shape{256, 128, 2, 4, 1}, Shape{256, 128, 1, 6, 1}, Shape{128, 128, 8, 4, 1},
                     Shape{128, 128, 1, 9, 1}, Shape{128, 128, 1, 10, 1}, Shape{128, 128, 8, 11, 1},
                     Shape{128, 128, 1, 13, 1}, Shape{128, 128, 1, 14, 1}, Shape{128, 128, 2, 15, 1},
-                    Shape{128, 128, 8, 16, 1}, Shape{128, 128, 1, 17, 1},
-                    Shape{128, 128, 2, 8, 3}));
+                    Shape{128, 128, 8, 16, 1}, Shape{128, 128, 1, 17, 1}, Shape{128, 128, 2, 8, 3},
+                    Shape{128, 128, 2, 4, 8}, Shape{128, 128, 1, 33, 1}, Shape{128, 128, 2, 16, 4},
+                    Shape{128, 128, 1, 64, 1}, Shape{128, 128, 1, 7, 7}));
 
 // Every head_dim and group size of a tile. Beyond 8 query rows there are several launches.
-INSTANTIATE_TEST_SUITE_P(Tiles, DecodeShapes,
-                         testing::Values(Shape{64, 32, 2, 4, 1}, Shape{64, 32, 1, 7, 1},
-                                         Shape{256, 64, 2, 4, 1}, Shape{256, 64, 1, 7, 1},
-                                         Shape{256, 32, 2, 3, 1}, Shape{256, 32, 1, 8, 1},
-                                         Shape{64, 64, 2, 12, 1}, Shape{64, 32, 1, 16, 1},
-                                         Shape{128, 64, 2, 12, 1}, Shape{128, 32, 1, 16, 1},
-                                         Shape{256, 128, 1, 16, 1}, Shape{256, 64, 1, 12, 1},
-                                         Shape{256, 32, 1, 9, 1}, Shape{256, 128, 2, 3, 4},
-                                         Shape{128, 64, 1, 5, 5}, Shape{64, 64, 1, 8, 4}));
+INSTANTIATE_TEST_SUITE_P(
+    Tiles, DecodeShapes,
+    testing::Values(Shape{64, 32, 2, 4, 1}, Shape{64, 32, 1, 7, 1}, Shape{256, 64, 2, 4, 1},
+                    Shape{256, 64, 1, 7, 1}, Shape{256, 32, 2, 3, 1}, Shape{256, 32, 1, 8, 1},
+                    Shape{64, 64, 2, 12, 1}, Shape{64, 32, 1, 16, 1}, Shape{128, 64, 2, 12, 1},
+                    Shape{128, 32, 1, 16, 1}, Shape{256, 128, 1, 16, 1}, Shape{256, 64, 1, 12, 1},
+                    Shape{256, 32, 1, 9, 1}, Shape{256, 128, 2, 3, 4}, Shape{128, 64, 1, 5, 5},
+                    Shape{64, 64, 1, 8, 4}, Shape{64, 64, 1, 16, 4}, Shape{256, 128, 1, 9, 4},
+                    Shape{128, 64, 1, 12, 4}));
 
 // Everything else that both schedules promise.
 class DecodeForms : public testing::TestWithParam<DecodeForm> {
@@ -380,7 +381,7 @@ TEST(DecodeAttention, RefusesWhatItDoesNotServe) {
   EXPECT_FALSE(DecodeSupported(shape));
   shape.q_heads = 8;
   EXPECT_TRUE(DecodeSupported(shape));
-  shape.q_tokens = 9;
+  shape.q_tokens = 17;
   EXPECT_FALSE(DecodeSupported(shape));
 }
 

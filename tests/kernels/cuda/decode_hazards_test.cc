@@ -35,7 +35,7 @@ bool Serves(const Way& way, int query_rows) {
 // Each query head must read the data of its own KV head.
 TEST(DecodeHazards, EveryQueryHeadReadsItsOwnKvHead) {
   CRUMB_NEEDS_DEVICE();
-  for (const int group : {3, 5, 6, 7, 12}) {
+  for (const int group : {3, 5, 6, 7, 12, 40}) {
     for (const int batch : {1, 17}) {
       DecodeOptions options;
       options.group = group;
@@ -316,7 +316,7 @@ TEST_P(NotFinite, AWindowSpoilsItsOwnProblemAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Groups, NotFinite, testing::Values(4, 8, 12, 16));
+INSTANTIATE_TEST_SUITE_P(Groups, NotFinite, testing::Values(4, 8, 12, 16, 40));
 
 }  // namespace
 }  // namespace crumb::kernels::cuda
