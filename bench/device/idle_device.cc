@@ -32,6 +32,9 @@ class IdleKernels final : public client::DeviceKernels {
     return kWorkspaceBytes;
   }
   size_t EvictWorkspaceBytes(int, int, int) const override { return kWorkspaceBytes; }
+  size_t QuantizeFromWorkspaceBytes(const kernels::cuda::EvictParams&) const override {
+    return kWorkspaceBytes;
+  }
   absl::Status PrepareRotation(const float*, int, int, kernels::cuda::EvictRotation*,
                                DeviceStream) override {
     return {};
@@ -54,6 +57,12 @@ class IdleKernels final : public client::DeviceKernels {
   }
   absl::Status Fetch(const kernels::cuda::FetchParams&, DeviceStream) override { return {}; }
   absl::Status QueryOffsets(const kernels::cuda::QueryOffsetsParams&, DeviceStream) override {
+    return {};
+  }
+  absl::Status QuantizeFrom(const kernels::cuda::QuantizeFromParams&, DeviceStream) override {
+    return {};
+  }
+  absl::Status Dequantize(const kernels::cuda::DequantizeParams&, DeviceStream) override {
     return {};
   }
 

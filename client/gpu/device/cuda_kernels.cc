@@ -11,6 +11,7 @@
 #include "kernels/cuda/evict/evict.h"
 #include "kernels/cuda/pages/append.h"
 #include "kernels/cuda/pages/fetch.h"
+#include "kernels/cuda/pages/paged_kv.h"
 #include "kernels/cuda/pages/query_offsets.h"
 #include "kernels/cuda/prefill/prefill_attention.h"
 
@@ -21,6 +22,16 @@ namespace cuda = kernels::cuda;
 namespace {
 
 cudaStream_t Of(DeviceStream stream) { return reinterpret_cast<cudaStream_t>(stream); }
+
+absl::Status FromEvict(cudaError_t error, const kernels::TileShape& tile) {
+  if (error == cudaErrorInvalidConfiguration) {
+    cudaGetLastError();
+    return absl::FailedPreconditionError(
+        "evict: a block of this GPU has too little shared memory for method crumb at head_dim " +
+        std::to_string(tile.head_dim) + "; take method oscar (docs/kernels/cuda.md)");
+  }
+  return FromCuda(error, "evict");
+}
 
 }  // namespace
 
@@ -54,6 +65,10 @@ size_t CudaKernels::EvictWorkspaceBytes(int windows_max, int layers, int kv_head
   return cuda::EvictWorkspaceBytes(windows_max, layers, kv_heads);
 }
 
+size_t CudaKernels::QuantizeFromWorkspaceBytes(const cuda::EvictParams& evict) const {
+  return cuda::QuantizeFromWorkspaceBytes(evict);
+}
+
 absl::Status CudaKernels::PrepareRotation(const float* rotation, int head_dim, int matrices,
                                           cuda::EvictRotation* prepared, DeviceStream stream) {
   const CurrentDevice current(ordinal_);
@@ -75,14 +90,7 @@ absl::Status CudaKernels::Append(const cuda::AppendParams& params, DeviceStream 
 
 absl::Status CudaKernels::Evict(const cuda::EvictParams& params, DeviceStream stream) {
   const CurrentDevice current(ordinal_);
-  const cudaError_t error = cuda::EvictWindows(params, Of(stream));
-  if (error == cudaErrorInvalidConfiguration) {
-    cudaGetLastError();
-    return absl::FailedPreconditionError(
-        "evict: a block of this GPU has too little shared memory for method crumb at head_dim " +
-        std::to_string(params.tile.head_dim) + "; take method oscar (docs/kernels/cuda.md)");
-  }
-  return FromCuda(error, "evict");
+  return FromEvict(cuda::EvictWindows(params, Of(stream)), params.tile);
 }
 
 absl::Status CudaKernels::Plan(const cuda::DecodeShape& shape, const cuda::DecodeLengths& lengths,
@@ -110,6 +118,17 @@ absl::Status CudaKernels::QueryOffsets(const cuda::QueryOffsetsParams& params,
                                        DeviceStream stream) {
   const CurrentDevice current(ordinal_);
   return FromCuda(cuda::QueryOffsets(params, Of(stream)), "query offsets");
+}
+
+absl::Status CudaKernels::QuantizeFrom(const cuda::QuantizeFromParams& params,
+                                       DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromEvict(cuda::QuantizeFromPages(params, Of(stream)), params.evict.tile);
+}
+
+absl::Status CudaKernels::Dequantize(const cuda::DequantizeParams& params, DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::DequantizePages(params, Of(stream)), "dequantize");
 }
 
 }  // namespace crumb::client

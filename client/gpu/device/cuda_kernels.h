@@ -19,6 +19,7 @@ class CudaKernels final : public DeviceKernels {
   size_t PlanBytes(const kernels::cuda::DecodeShape& shape) const override;
   size_t DecodeWorkspaceBytes(const kernels::cuda::DecodeShape& shape) const override;
   size_t EvictWorkspaceBytes(int windows_max, int layers, int kv_heads) const override;
+  size_t QuantizeFromWorkspaceBytes(const kernels::cuda::EvictParams& evict) const override;
   absl::Status PrepareRotation(const float* rotation, int head_dim, int matrices,
                                kernels::cuda::EvictRotation* prepared,
                                DeviceStream stream) override;
@@ -37,6 +38,10 @@ class CudaKernels final : public DeviceKernels {
   absl::Status Fetch(const kernels::cuda::FetchParams& params, DeviceStream stream) override;
   absl::Status QueryOffsets(const kernels::cuda::QueryOffsetsParams& params,
                             DeviceStream stream) override;
+  absl::Status QuantizeFrom(const kernels::cuda::QuantizeFromParams& params,
+                            DeviceStream stream) override;
+  absl::Status Dequantize(const kernels::cuda::DequantizeParams& params,
+                          DeviceStream stream) override;
 
  private:
   const int ordinal_;

@@ -10,6 +10,7 @@
 #include "kernels/cuda/evict/evict_call.h"
 #include "kernels/cuda/pages/append_call.h"
 #include "kernels/cuda/pages/fetch_call.h"
+#include "kernels/cuda/pages/paged_kv_call.h"
 #include "kernels/cuda/pages/query_offsets_call.h"
 #include "kernels/cuda/prefill/prefill_call.h"
 
@@ -32,6 +33,7 @@ class DeviceKernels {
   virtual size_t PlanBytes(const kernels::cuda::DecodeShape& shape) const = 0;
   virtual size_t DecodeWorkspaceBytes(const kernels::cuda::DecodeShape& shape) const = 0;
   virtual size_t EvictWorkspaceBytes(int windows_max, int layers, int kv_heads) const = 0;
+  virtual size_t QuantizeFromWorkspaceBytes(const kernels::cuda::EvictParams& evict) const = 0;
 
   // Converts constants [matrices, head_dim, head_dim] to the layout that Evict reads.
   virtual absl::Status PrepareRotation(const float* rotation, int head_dim, int matrices,
@@ -53,6 +55,11 @@ class DeviceKernels {
   virtual absl::Status Fetch(const kernels::cuda::FetchParams& params, DeviceStream stream) = 0;
   virtual absl::Status QueryOffsets(const kernels::cuda::QueryOffsetsParams& params,
                                     DeviceStream stream) = 0;
+  // Copies pages between tiles and an engine's own paged cache.
+  virtual absl::Status QuantizeFrom(const kernels::cuda::QuantizeFromParams& params,
+                                    DeviceStream stream) = 0;
+  virtual absl::Status Dequantize(const kernels::cuda::DequantizeParams& params,
+                                  DeviceStream stream) = 0;
 };
 
 }  // namespace crumb::client

@@ -391,8 +391,6 @@ cudaError_t Launch(const DequantizeParams& p, cudaStream_t stream) {
 
 }  // namespace
 
-bool PagedKv::Valid() const { return block_tokens >= 1 && block_tokens <= 128 && blocks_max >= 1; }
-
 void PagedKv::SetStrides(KvLayout layout, KvPlacement placement, int kv_heads, int head_dim) {
   const int64_t row = head_dim * (element == KvElement::kBf16 ? 2 : 1);
   token_stride = layout == KvLayout::kNhd ? row * kv_heads : row;
@@ -407,6 +405,7 @@ cudaError_t DequantizePages(const DequantizeParams& p, cudaStream_t stream) {
       p.layers < 1 || p.kv_heads < 1 || p.pages_max < 1) {
     return cudaErrorInvalidValue;
   }
+  if (p.format == PageFormat::kBf16) return ScatterPages(p, stream);
   const int group = p.tile.group_size;
   if (p.tile.head_dim == 64) {
     return group == 64 ? Launch<64, 64>(p, stream) : Launch<64, 32>(p, stream);

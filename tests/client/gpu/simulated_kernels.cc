@@ -9,6 +9,7 @@
 #include "client/cpu/cpu_backend.h"
 #include "client/worker/page_pool.h"
 #include "common/crc32c.h"
+#include "common/status_macros.h"
 #include "gtest/gtest.h"
 #include "kernels/attention.h"
 #include "kernels/bf16.h"
@@ -175,6 +176,99 @@ void RunEvict(const kernels::cuda::EvictParams& p) {
       if (p.checksums != nullptr) {
         p.checksums[int64_t{w} * p.layers * p.kv_heads + index] =
             Crc32c({reinterpret_cast<const std::byte*>(params.tile), p.tile.bytes(p.format)});
+      }
+    }
+  }
+}
+
+// Returns the address of the K or V row of a token in a page, or null if its block is absent.
+std::byte* PagedRow(const kernels::cuda::PagedKv& kv, const kernels::cuda::PageTokens& tokens,
+                    int page, int token, int layer, int head, bool value) {
+  const int position = tokens.first_token[page] + token;
+  const int column = position / kv.block_tokens;
+  EXPECT_LT(column, kv.blocks_max);
+  const int32_t block = kv.block_table[int64_t{tokens.sequence[page]} * kv.blocks_max + column];
+  if (block < 0) return nullptr;
+  return reinterpret_cast<std::byte*>(
+      (value ? kv.v_address : kv.k_address)[layer] + block * kv.block_stride +
+      position % kv.block_tokens * kv.token_stride + head * kv.head_stride);
+}
+
+// Bytes of the gathered rows of one page: [layers, heads, K and V, token, head_dim].
+int64_t GatheredBytes(const kernels::cuda::EvictParams& p) {
+  return int64_t{256} * p.tile.head_dim * p.kv_heads * p.layers;
+}
+
+// Gathers the rows of all pages into the workspace, page by page.
+void RunGather(const kernels::cuda::QuantizeFromParams& p) {
+  const kernels::cuda::EvictParams& evict = p.evict;
+  const int64_t row = 2 * evict.tile.head_dim, window = GatheredBytes(evict);
+  auto* const rows = static_cast<std::byte*>(p.workspace);
+  std::memset(rows, 0, window * *evict.windows);
+  for (int64_t i = 0; i < window * *evict.windows / row; ++i) {
+    const int token = static_cast<int>(i % 64), head = static_cast<int>(i / 128 % evict.kv_heads);
+    const int layer = static_cast<int>(i / 128 / evict.kv_heads % evict.layers);
+    const std::byte* from = PagedRow(p.kv, p.tokens, static_cast<int>(i * row / window), token,
+                                     layer, head, i / 64 % 2 == 1);
+    if (from != nullptr) std::memcpy(rows + i * row, from, row);
+  }
+}
+
+// Evicts the windows that RunGather left in the workspace.
+void RunEvictGathered(const kernels::cuda::QuantizeFromParams& p) {
+  kernels::cuda::EvictParams evict = p.evict;
+  const int64_t part = int64_t{128} * evict.tile.head_dim;
+  std::vector<uint64_t> address;
+  const std::vector<int32_t> begin(*evict.windows);
+  for (int w = 0; w < *evict.windows; ++w) {
+    address.push_back(reinterpret_cast<uint64_t>(p.workspace) + w * GatheredBytes(evict));
+  }
+  evict.ring_address = address.data();
+  evict.ring_begin = begin.data();
+  evict.ring_capacity = 64;
+  evict.ring_layer_stride = 2 * part * evict.kv_heads;
+  evict.ring_head_stride = 2 * part;
+  evict.ring_token_stride = 2 * evict.tile.head_dim;
+  evict.ring_v_offset = part;
+  RunEvict(evict);
+}
+
+// Returns the rows of a tile in the model's basis, K and then V: [2, 64, head_dim].
+std::vector<Bf16> RowsOfTile(const kernels::cuda::DequantizeParams& p, int page, int index,
+                             const std::byte* tile) {
+  const int64_t dim = p.tile.head_dim, elements = 64 * dim;
+  std::vector<Bf16> rows(2 * elements);
+  if (p.format == PageFormat::kBf16) {
+    std::memcpy(rows.data(), tile, rows.size() * sizeof(Bf16));
+    return rows;
+  }
+  const auto rotation = [&](const kernels::cuda::DequantizeTransform& from) {
+    return kernels::RowTransform{.rotation = ItemOf(from.rotation, index, dim * dim)};
+  };
+  std::vector<float> values(2 * elements);
+  kernels::DequantizeTileToModel(p.tile, reinterpret_cast<const uint8_t*>(tile), rotation(p.k),
+                                 rotation(p.v), values.data(), values.data() + elements);
+  const int block = p.position_block == nullptr ? 0 : p.position_block[page];
+  for (int64_t i = 0; i < 2 * elements; ++i) {
+    const float* mean =
+        ItemOf((i < elements ? p.k : p.v).mean, int64_t{index} * p.position_blocks + block, dim);
+    rows[i] = kernels::Bf16FromFloat(values[i] + (mean == nullptr ? 0.0f : mean[i % dim]));
+  }
+  return rows;
+}
+
+void RunDequantize(const kernels::cuda::DequantizeParams& p) {
+  const int64_t dim = p.tile.head_dim;
+  ASSERT_LE(*p.pages, p.pages_max);
+  for (int page = 0; page < *p.pages; ++page) {
+    for (int index = 0; index < p.layers * p.kv_heads; ++index) {
+      const int layer = index / p.kv_heads, head = index % p.kv_heads;
+      const auto* tile = reinterpret_cast<const std::byte*>(
+          p.page_address[page] + layer * p.tile_layer_stride + head * p.tile_head_stride);
+      const std::vector<Bf16> rows = RowsOfTile(p, page, index, tile);
+      for (int row = 0; row < 128; ++row) {
+        std::byte* to = PagedRow(p.kv, p.tokens, page, row % 64, layer, head, row >= 64);
+        if (to != nullptr) std::memcpy(to, &rows[row * dim], 2 * dim);
       }
     }
   }
@@ -378,6 +472,21 @@ absl::Status SimulatedKernels::Fetch(const kernels::cuda::FetchParams& params,
 absl::Status SimulatedKernels::QueryOffsets(const kernels::cuda::QueryOffsetsParams& params,
                                             DeviceStream stream) {
   return device_.Enqueue(stream, [params] { RunQueryOffsets(params); });
+}
+
+size_t SimulatedKernels::QuantizeFromWorkspaceBytes(const kernels::cuda::EvictParams& evict) const {
+  return static_cast<size_t>(GatheredBytes(evict)) * evict.windows_max;
+}
+
+absl::Status SimulatedKernels::QuantizeFrom(const kernels::cuda::QuantizeFromParams& params,
+                                            DeviceStream stream) {
+  CRUMB_RETURN_IF_ERROR(device_.Enqueue(stream, [params] { RunGather(params); }));
+  return device_.Enqueue(stream, [params] { RunEvictGathered(params); });
+}
+
+absl::Status SimulatedKernels::Dequantize(const kernels::cuda::DequantizeParams& params,
+                                          DeviceStream stream) {
+  return device_.Enqueue(stream, [params] { RunDequantize(params); });
 }
 
 }  // namespace crumb::client

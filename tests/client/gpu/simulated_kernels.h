@@ -26,6 +26,7 @@ class SimulatedKernels final : public DeviceKernels {
   }
   size_t DecodeWorkspaceBytes(const kernels::cuda::DecodeShape&) const override { return 256; }
   size_t EvictWorkspaceBytes(int, int, int) const override { return 256; }
+  size_t QuantizeFromWorkspaceBytes(const kernels::cuda::EvictParams& evict) const override;
 
   absl::Status PrepareRotation(const float* rotation, int head_dim, int matrices,
                                kernels::cuda::EvictRotation* prepared,
@@ -45,6 +46,10 @@ class SimulatedKernels final : public DeviceKernels {
   absl::Status Fetch(const kernels::cuda::FetchParams& params, DeviceStream stream) override;
   absl::Status QueryOffsets(const kernels::cuda::QueryOffsetsParams& params,
                             DeviceStream stream) override;
+  absl::Status QuantizeFrom(const kernels::cuda::QuantizeFromParams& params,
+                            DeviceStream stream) override;
+  absl::Status Dequantize(const kernels::cuda::DequantizeParams& params,
+                          DeviceStream stream) override;
 
  private:
   void RunFetch(const kernels::cuda::FetchParams& params);
