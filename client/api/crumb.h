@@ -27,7 +27,7 @@ extern "C" {
 #define CRUMB_API
 #endif
 
-#define CRUMB_ABI_VERSION 3
+#define CRUMB_ABI_VERSION 4
 #define CRUMB_PAGE_TOKENS 64
 #define CRUMB_KEY_BYTES 32
 
@@ -46,7 +46,8 @@ typedef int32_t crumb_code;
 #define CRUMB_DATA_LOSS 15   /* a checksum differs */
 
 /* Returns the CRUMB_ABI_VERSION of the loaded library, which supports this header if the header's
- * version is not higher. Version 2 added device workers, version 3 statistics and transfers. */
+ * version is not higher. Version 2 added device workers, version 3 statistics and transfers,
+ * version 4 transfers of caches in device memory. */
 CRUMB_API uint32_t crumb_abi_version(void);
 /* Returns the text of this thread's last error, or "". Valid until the thread's next call. */
 CRUMB_API const char* crumb_message(void);
@@ -345,7 +346,11 @@ typedef struct crumb_paged_rows {
   int64_t element_stride;
 } crumb_paged_rows;
 
-/* A paged cache in this process's memory, which must stay valid until the transfer is closed. */
+/* A device, as crumb_device_open opens it. */
+typedef struct crumb_device crumb_device;
+
+/* A paged cache in this process's memory, or in that of a device. It must stay valid until the
+ * transfer is closed. */
 typedef struct crumb_paged_cache {
   size_t size;
   const crumb_paged_rows* k; /* [layers], those of this rank */
@@ -353,6 +358,14 @@ typedef struct crumb_paged_cache {
   uint32_t layers;
   uint32_t block_tokens;
   uint64_t blocks;
+  /* Since version 4. The device whose addresses `k` and `v` have; NULL: they are host addresses.
+   * On a device K and V of all layers have the same strides, element_stride is 1, rows are aligned
+   * to 16 bytes, and block_tokens is at most 128. The transfer keeps the device open. */
+  crumb_device* device;
+  /* With a device: bytes of pinned host memory for stored pages until they are published; 0: 2 GiB.
+   * Beside it the transfer allocates 256 MiB of device memory, or the size of five BF16 pages if
+   * that is more, and the constants of the rotation. */
+  uint64_t staging_bytes;
 } crumb_paged_cache;
 
 /* Takes the options of a worker; those about attention are not used. */
@@ -360,7 +373,8 @@ CRUMB_API crumb_code crumb_transfer_open(crumb_client* client, const crumb_worke
                                          crumb_transfer** out);
 /* Leases, loads and stores keep the transfer alive. `transfer` may be NULL. */
 CRUMB_API void crumb_transfer_close(crumb_transfer* transfer);
-/* Sets the cache for loads and stores that are opened later. */
+/* Sets the cache for loads and stores that are opened later. With a device it blocks while memory
+ * is pinned, about a second for each few GiB. */
 CRUMB_API crumb_code crumb_transfer_use_cache(crumb_transfer* transfer,
                                               const crumb_paged_cache* cache);
 /* Writes the token of the keyspace for requests that begin now; a request keeps its token. Opens
@@ -398,15 +412,23 @@ CRUMB_API crumb_code crumb_page_load_open(crumb_transfer* transfer, const void* 
                                           size_t first_page, size_t end_page, const int64_t* blocks,
                                           size_t block_count, uint32_t deadline_ms,
                                           crumb_page_load** out, size_t* pages);
-/* Writes the rows of layers [begin, end) of this rank into the cache. */
+/* Writes the rows of layers [begin, end) of this rank into the cache. They are there on return. */
 CRUMB_API crumb_code crumb_page_load_layers(crumb_page_load* load, uint32_t begin, uint32_t end);
-/* `load` may be NULL. */
+/* Since version 4. Enqueues the same on `stream`, a cudaStream_t of the cache's device (NULL: its
+ * default stream), and returns. With a cache in host memory it is crumb_page_load_layers. */
+CRUMB_API crumb_code crumb_page_load_enqueue(crumb_page_load* load, uint32_t begin, uint32_t end,
+                                             void* stream);
+/* Sets *done to 1 if all enqueued rows are in the cache, else to 0. */
+CRUMB_API crumb_code crumb_page_load_done(crumb_page_load* load, uint32_t* done);
+/* Blocks until they are. */
+CRUMB_API crumb_code crumb_page_load_wait(crumb_page_load* load);
+/* Blocks until enqueued rows are in the cache. `load` may be NULL. */
 CRUMB_API void crumb_page_load_close(crumb_page_load* load);
 
 /* Starts to store `pages` pages from first_page on. keys [pages, 32]; parent [32] is the key of the
  * page in front of them, NULL if first_page is 0. over_int2_prefix is 1 if their rows were computed
  * over a prefix that was loaded from INT2 pages. CRUMB_RESOURCE_EXHAUSTED: pages that wait to be
- * published use up page_bytes_max. */
+ * published use up page_bytes_max, or staging_bytes. */
 CRUMB_API crumb_code crumb_page_store_open(crumb_transfer* transfer, const void* keyspace_token,
                                            size_t keyspace_token_bytes, const uint8_t* parent,
                                            size_t first_page, const uint8_t* keys, size_t pages,
@@ -414,6 +436,11 @@ CRUMB_API crumb_code crumb_page_store_open(crumb_transfer* transfer, const void*
                                            uint32_t over_int2_prefix, crumb_page_store** out);
 /* Reads and quantizes the rows of layers [begin, end); the engine may overwrite them afterwards. */
 CRUMB_API crumb_code crumb_page_store_layers(crumb_page_store* store, uint32_t begin, uint32_t end);
+/* Since version 4. Enqueues the same on `stream`, a cudaStream_t of the cache's device (NULL: its
+ * default stream), and returns. Work behind the call on `stream` may overwrite the rows. With a
+ * cache in host memory it is crumb_page_store_layers. */
+CRUMB_API crumb_code crumb_page_store_enqueue(crumb_page_store* store, uint32_t begin, uint32_t end,
+                                              void* stream);
 /* Queues the pages for publishing. The handle must still be closed. CRUMB_FAILED_PRECONDITION: a
  * layer was not stored. */
 CRUMB_API crumb_code crumb_page_store_finish(crumb_page_store* store);
@@ -432,7 +459,6 @@ CRUMB_API crumb_code crumb_transfer_read_counters(crumb_transfer* transfer,
  * the same process can be used. Workers are thread-safe; a batch, and the sequences in its pass,
  * are used by one thread at a time. */
 
-typedef struct crumb_device crumb_device;
 typedef struct crumb_device_worker crumb_device_worker;
 typedef struct crumb_device_sequence crumb_device_sequence;
 typedef struct crumb_device_batch crumb_device_batch;

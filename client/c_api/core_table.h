@@ -61,11 +61,15 @@ typedef struct crumb_core_table {
   crumb_code (*page_load_open)(crumb_transfer*, const void*, size_t, const uint8_t*, size_t, size_t,
                                const int64_t*, size_t, uint32_t, crumb_page_load**, size_t*);
   crumb_code (*page_load_layers)(crumb_page_load*, uint32_t, uint32_t);
+  crumb_code (*page_load_enqueue)(crumb_page_load*, uint32_t, uint32_t, void*);
+  crumb_code (*page_load_done)(crumb_page_load*, uint32_t*);
+  crumb_code (*page_load_wait)(crumb_page_load*);
   void (*page_load_close)(crumb_page_load*);
   crumb_code (*page_store_open)(crumb_transfer*, const void*, size_t, const uint8_t*, size_t,
                                 const uint8_t*, size_t, const int64_t*, size_t, uint32_t,
                                 crumb_page_store**);
   crumb_code (*page_store_layers)(crumb_page_store*, uint32_t, uint32_t);
+  crumb_code (*page_store_enqueue)(crumb_page_store*, uint32_t, uint32_t, void*);
   crumb_code (*page_store_finish)(crumb_page_store*);
   void (*page_store_close)(crumb_page_store*);
   crumb_code (*transfer_wait_published)(crumb_transfer*, uint32_t);

@@ -218,6 +218,16 @@ crumb_code crumb_page_load_open(crumb_transfer* transfer, const void* token, siz
 crumb_code crumb_page_load_layers(crumb_page_load* load, uint32_t begin, uint32_t end) {
   return CRUMB_HANDED(load, core->page_load_layers(load, begin, end));
 }
+crumb_code crumb_page_load_enqueue(crumb_page_load* load, uint32_t begin, uint32_t end,
+                                   void* stream) {
+  return CRUMB_HANDED(load, core->page_load_enqueue(load, begin, end, stream));
+}
+crumb_code crumb_page_load_done(crumb_page_load* load, uint32_t* done) {
+  return CRUMB_HANDED(load, core->page_load_done(load, done));
+}
+crumb_code crumb_page_load_wait(crumb_page_load* load) {
+  return CRUMB_HANDED(load, core->page_load_wait(load));
+}
 void crumb_page_load_close(crumb_page_load* load) {
   if (load != NULL) core->page_load_close(load);
 }
@@ -233,6 +243,10 @@ crumb_code crumb_page_store_open(crumb_transfer* transfer, const void* keyspace_
 }
 crumb_code crumb_page_store_layers(crumb_page_store* store, uint32_t begin, uint32_t end) {
   return CRUMB_HANDED(store, core->page_store_layers(store, begin, end));
+}
+crumb_code crumb_page_store_enqueue(crumb_page_store* store, uint32_t begin, uint32_t end,
+                                    void* stream) {
+  return CRUMB_HANDED(store, core->page_store_enqueue(store, begin, end, stream));
 }
 crumb_code crumb_page_store_finish(crumb_page_store* store) {
   return CRUMB_HANDED(store, core->page_store_finish(store));

@@ -84,7 +84,10 @@ crumb_code TransferUseCache(crumb_transfer* transfer, const crumb_paged_cache* g
     for (uint32_t i = 0; i < cache.layers; ++i) {
       view.layers.push_back({.k = RowsOf(cache.k[i]), .v = RowsOf(cache.v[i])});
     }
-    return transfer->transfer->UseCache(std::move(view));
+    if (cache.device == nullptr) return transfer->transfer->UseCache(std::move(view));
+    client::DeviceCacheOptions options;
+    if (cache.staging_bytes != 0) options.staging_bytes = cache.staging_bytes;
+    return transfer->transfer->UseDeviceCache(std::move(view), cache.device->device, options);
   });
 }
 
@@ -165,8 +168,30 @@ crumb_code PageLoadOpen(crumb_transfer* transfer, const void* token, size_t toke
 }
 
 crumb_code PageLoadLayers(crumb_page_load* load, uint32_t begin, uint32_t end) {
-  return Guarded(
-      [&] { return load->load->LoadLayers(static_cast<int>(begin), static_cast<int>(end)); });
+  return Guarded([&]() -> absl::Status {
+    CRUMB_RETURN_IF_ERROR(load->load->LoadLayers(static_cast<int>(begin), static_cast<int>(end)));
+    return load->load->Wait();
+  });
+}
+
+crumb_code PageLoadEnqueue(crumb_page_load* load, uint32_t begin, uint32_t end, void* stream) {
+  return Guarded([&] {
+    return load->load->LoadLayers(static_cast<int>(begin), static_cast<int>(end),
+                                  static_cast<client::DeviceStream>(stream));
+  });
+}
+
+crumb_code PageLoadDone(crumb_page_load* load, uint32_t* done) {
+  return Guarded([&]() -> absl::Status {
+    if (done == nullptr) return Null("crumb_page_load_done", "done");
+    CRUMB_ASSIGN_OR_RETURN(const bool all, load->load->Done());
+    *done = all ? 1 : 0;
+    return absl::OkStatus();
+  });
+}
+
+crumb_code PageLoadWait(crumb_page_load* load) {
+  return Guarded([&] { return load->load->Wait(); });
 }
 
 void PageLoadClose(crumb_page_load* load) { delete load; }
@@ -197,8 +222,18 @@ crumb_code PageStoreOpen(crumb_transfer* transfer, const void* keyspace_token,
 }
 
 crumb_code PageStoreLayers(crumb_page_store* store, uint32_t begin, uint32_t end) {
-  return Guarded(
-      [&] { return store->store->StoreLayers(static_cast<int>(begin), static_cast<int>(end)); });
+  return Guarded([&]() -> absl::Status {
+    CRUMB_RETURN_IF_ERROR(
+        store->store->StoreLayers(static_cast<int>(begin), static_cast<int>(end)));
+    return store->store->Wait();
+  });
+}
+
+crumb_code PageStoreEnqueue(crumb_page_store* store, uint32_t begin, uint32_t end, void* stream) {
+  return Guarded([&] {
+    return store->store->StoreLayers(static_cast<int>(begin), static_cast<int>(end),
+                                     static_cast<client::DeviceStream>(stream));
+  });
 }
 
 crumb_code PageStoreFinish(crumb_page_store* store) {

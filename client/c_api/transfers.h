@@ -27,12 +27,16 @@ crumb_code PageLoadOpen(crumb_transfer* transfer, const void* token, size_t toke
                         const int64_t* blocks, size_t block_count, uint32_t deadline_ms,
                         crumb_page_load** out, size_t* pages);
 crumb_code PageLoadLayers(crumb_page_load* load, uint32_t begin, uint32_t end);
+crumb_code PageLoadEnqueue(crumb_page_load* load, uint32_t begin, uint32_t end, void* stream);
+crumb_code PageLoadDone(crumb_page_load* load, uint32_t* done);
+crumb_code PageLoadWait(crumb_page_load* load);
 void PageLoadClose(crumb_page_load* load);
 crumb_code PageStoreOpen(crumb_transfer* transfer, const void* keyspace_token,
                          size_t keyspace_token_bytes, const uint8_t* parent, size_t first_page,
                          const uint8_t* keys, size_t pages, const int64_t* blocks,
                          size_t block_count, uint32_t over_int2_prefix, crumb_page_store** out);
 crumb_code PageStoreLayers(crumb_page_store* store, uint32_t begin, uint32_t end);
+crumb_code PageStoreEnqueue(crumb_page_store* store, uint32_t begin, uint32_t end, void* stream);
 crumb_code PageStoreFinish(crumb_page_store* store);
 void PageStoreClose(crumb_page_store* store);
 crumb_code TransferWaitPublished(crumb_transfer* transfer, uint32_t timeout_ms);

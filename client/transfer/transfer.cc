@@ -2,11 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "crumb/transfer.h"
 
-#include <algorithm>
-#include <atomic>
 #include <utility>
 
 #include "client/cpu/cpu_backend.h"
+#include "client/transfer/device_pages.h"
+#include "client/transfer/host_pages.h"
 #include "client/transfer/paged_cache.h"
 #include "client/worker/keyspace_binder.h"
 #include "client/worker/lead_token.h"
@@ -24,150 +24,14 @@
 namespace crumb::client {
 namespace {
 
-using kernels::Bf16;
 using kernels::PageFormat;
 
 // Maximum number of pages in one store or load; a sequence of 16 Mi tokens.
 constexpr int kPagesMax = 1 << 18;
 
-absl::Status CheckLayers(int begin, int end, int layers) {
-  if (begin >= 0 && begin <= end && end <= layers) return absl::OkStatus();
-  return absl::OutOfRangeError(
-      fmt::format("layers [{}, {}) of a rank that has {}", begin, end, layers));
-}
-
-// State that the loads and stores of one Transfer have in common.
-struct TransferParts {
-  const WorkerOptions& options;
-  const CpuBackend& backend;
-  WorkerTally& tally;
-};
-
-// Number of tiles passed to WorkerOptions::parallel_for at once, whose count is an int.
-constexpr int kTilesAtOnce = 1 << 20;
-
-void ForEachTile(const WorkerOptions& options, size_t pages, int layer_begin, int layer_end,
-                 const std::function<void(size_t page, int layer, int head)>& body) {
-  const int heads = options.own_kv_heads();
-  const int tiles = (layer_end - layer_begin) * heads;
-  if (tiles == 0) return;
-  const size_t pages_at_once = static_cast<size_t>(std::max(1, kTilesAtOnce / tiles));
-  for (size_t first = 0; first < pages; first += pages_at_once) {
-    const int count = static_cast<int>(std::min(pages_at_once, pages - first)) * tiles;
-    const auto run = [&](int task) {
-      const int tile = task % tiles;
-      body(first + static_cast<size_t>(task / tiles), layer_begin + tile / heads, tile % heads);
-    };
-    if (options.parallel_for && count > 1) {
-      options.parallel_for(count, run);
-    } else {
-      for (int task = 0; task < count; ++task) run(task);
-    }
-  }
-}
-
-class HostPageLoad final : public PageLoad {
+class PagedTransfer final : public Transfer {
  public:
-  HostPageLoad(const TransferParts& parts, std::shared_ptr<const PagedCache> cache,
-               std::span<const int64_t> blocks, std::vector<std::shared_ptr<Page>> pages)
-      : parts_(parts),
-        cache_(std::move(cache)),
-        blocks_(blocks.begin(), blocks.end()),
-        pages_(std::move(pages)) {}
-
-  int pages() const override { return static_cast<int>(pages_.size()); }
-
-  absl::Status LoadLayers(int begin, int end) override {
-    CRUMB_RETURN_IF_ERROR(CheckLayers(begin, end, parts_.options.own_layers()));
-    ForEachTile(parts_.options, pages_.size(), begin, end,
-                [this](size_t page, int layer, int head) { LoadTile(*pages_[page], layer, head); });
-    return absl::OkStatus();
-  }
-
- private:
-  void LoadTile(const Page& page, int layer, int head) const {
-    const int dim = parts_.options.head_dim;
-    std::vector<Bf16> rows(size_t{2} * kPageTokens * dim);
-    Bf16* const v = rows.data() + size_t{kPageTokens} * dim;
-    parts_.backend.ReadTile(page, layer, head, rows.data(), v);
-    const int at = static_cast<int>(page.position);
-    const PagedCache::Layer& to = cache_->layers[layer];
-    ScatterPage(rows.data(), cache_->block_tokens, blocks_, at, head, dim, to.k);
-    ScatterPage(v, cache_->block_tokens, blocks_, at, head, dim, to.v);
-  }
-
-  const TransferParts parts_;
-  const std::shared_ptr<const PagedCache> cache_;
-  const std::vector<int64_t> blocks_;
-  const std::vector<std::shared_ptr<Page>> pages_;
-};
-
-class HostPageStore final : public PageStore {
- public:
-  HostPageStore(const TransferParts& parts, Publisher& publisher, KeyspaceBinder::Binding keyspace,
-                std::shared_ptr<const PagedCache> cache, std::span<const int64_t> blocks,
-                std::vector<std::shared_ptr<Page>> pages)
-      : parts_(parts),
-        publisher_(publisher),
-        keyspace_(std::move(keyspace)),
-        cache_(std::move(cache)),
-        blocks_(blocks.begin(), blocks.end()),
-        pages_(std::move(pages)),
-        status_(pages_.size()),
-        stored_(parts.options.own_layers()) {}
-
-  absl::Status StoreLayers(int begin, int end) override {
-    CRUMB_RETURN_IF_ERROR(CheckLayers(begin, end, parts_.options.own_layers()));
-    ForEachTile(parts_.options, pages_.size(), begin, end,
-                [this](size_t page, int layer, int head) { StoreTile(page, layer, head); });
-    std::fill(stored_.begin() + begin, stored_.begin() + end, true);
-    return absl::OkStatus();
-  }
-
-  absl::Status Finish() override {
-    if (std::find(stored_.begin(), stored_.end(), false) != stored_.end()) {
-      return absl::FailedPreconditionError("pages were finished before every layer was stored");
-    }
-    for (size_t i = 0; i < pages_.size(); ++i) {
-      parts_.tally.windows_evicted.Add();
-      if (status_[i].load() & kernels::kStatusSaturated) parts_.tally.windows_saturated.Add();
-      if (status_[i].load() & kernels::kStatusNonFinite) {
-        publisher_.NoteRefusedWindow();
-      } else if (parts_.options.part.publishes) {
-        publisher_.Publish(keyspace_, std::move(pages_[i]));
-      }
-    }
-    pages_.clear();
-    return absl::OkStatus();
-  }
-
- private:
-  void StoreTile(size_t index, int layer, int head) {
-    const Page& page = *pages_[index];
-    const int dim = parts_.options.head_dim;
-    std::vector<Bf16> rows(size_t{2} * kPageTokens * dim);
-    Bf16* const v = rows.data() + size_t{kPageTokens} * dim;
-    const int at = static_cast<int>(page.position);
-    const PagedCache::Layer& from = cache_->layers[layer];
-    GatherPage(from.k, cache_->block_tokens, blocks_, at, head, dim, rows.data());
-    GatherPage(from.v, cache_->block_tokens, blocks_, at, head, dim, v);
-    const WindowRows window{.k = rows.data(), .v = v, .stride = dim};
-    status_[index].fetch_or(parts_.backend.StoreTile(window, layer, head, page));
-  }
-
-  const TransferParts parts_;
-  Publisher& publisher_;
-  const KeyspaceBinder::Binding keyspace_;
-  const std::shared_ptr<const PagedCache> cache_;
-  const std::vector<int64_t> blocks_;
-  std::vector<std::shared_ptr<Page>> pages_;
-  std::vector<std::atomic<uint32_t>> status_;  // per page: kernels::kStatus bits of its tiles
-  std::vector<bool> stored_;                   // per layer
-};
-
-class HostTransfer final : public Transfer {
- public:
-  HostTransfer(const WorkerOptions& options, Client& client)
+  PagedTransfer(const WorkerOptions& options, Client& client)
       : options_(options), client_(client), backend_(options_), pool_(options.page_bytes_max) {
     fetcher_ = std::make_unique<PageFetcher>(options_, client_, pool_, nullptr);
     publisher_ = std::make_unique<Publisher>(options_, client_, reader_, nullptr, tally_,
@@ -183,8 +47,18 @@ class HostTransfer final : public Transfer {
 
   absl::Status UseCache(PagedCache cache) override {
     CRUMB_RETURN_IF_ERROR(CheckCache(cache, options_.own_layers()));
-    MutexLock lock(&mutex_);
-    cache_ = std::make_shared<const PagedCache>(std::move(cache));
+    Use(std::make_shared<const PagedCache>(std::move(cache)), nullptr);
+    return absl::OkStatus();
+  }
+
+  absl::Status UseDeviceCache(PagedCache cache, std::shared_ptr<Device> device,
+                              const DeviceCacheOptions& options) override {
+    if (device == nullptr) return absl::InvalidArgumentError("a device cache without a device");
+    CRUMB_RETURN_IF_ERROR(CheckCache(cache, options_.own_layers()));
+    CRUMB_ASSIGN_OR_RETURN(
+        std::shared_ptr<DeviceCache> on_device,
+        DeviceCache::Create(std::move(device), options_, cache, options, client_));
+    Use(std::make_shared<const PagedCache>(std::move(cache)), std::move(on_device));
     return absl::OkStatus();
   }
 
@@ -248,7 +122,7 @@ class HostTransfer final : public Transfer {
                                                       int end_page, std::span<const int64_t> blocks,
                                                       Duration timeout) override {
     CRUMB_ASSIGN_OR_RETURN(const LeadToken token, Decode(bytes));
-    CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<const PagedCache> cache, Cache());
+    CRUMB_ASSIGN_OR_RETURN(UsedCache cache, Cache());
     const int held = static_cast<int>(token.tiers.size());
     if (first_page < 0 || first_page >= end_page || end_page > held ||
         static_cast<int>(keys.size()) != end_page) {
@@ -256,45 +130,79 @@ class HostTransfer final : public Transfer {
           fmt::format("pages [{}, {}) with {} keys of a prefix of {} pages", first_page, end_page,
                       keys.size(), held));
     }
-    CRUMB_RETURN_IF_ERROR(CheckBlocks(*cache, blocks, first_page, end_page));
+    CRUMB_RETURN_IF_ERROR(CheckBlocks(*cache.layout, blocks, first_page, end_page));
+    // The load holds the memory of the connection, so that it stays pinned. After a reconnection
+    // in between the pages lie in memory that is not pinned yet, whose copies are slower.
+    std::shared_ptr<const PinnedArena> arena = cache.device ? cache.device->Arena() : nullptr;
     std::vector<std::shared_ptr<Page>> pages = Fetch(token, keys, first_page, timeout);
     const auto tokens = pages.size() * kPageTokens;
     if (options_.own_tiles().layers.begin == 0 && options_.own_tiles().heads.begin == 0) {
       client_.Count({.used_tokens = tokens, .prefill_tokens_avoided = tokens});
     }
-    return std::make_unique<HostPageLoad>(Parts(), std::move(cache), blocks, std::move(pages));
+    if (cache.device != nullptr) {
+      return NewDevicePageLoad(Parts(), std::move(cache.device), std::move(arena), blocks,
+                               std::move(pages));
+    }
+    return NewHostPageLoad(Parts(), std::move(cache.layout), blocks, std::move(pages));
   }
 
   absl::StatusOr<std::unique_ptr<PageStore>> StartStore(const StoreRequest& request) override {
     CRUMB_ASSIGN_OR_RETURN(const LeadToken token, Decode(request.keyspace));
-    CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<const PagedCache> cache, Cache());
+    CRUMB_ASSIGN_OR_RETURN(UsedCache cache, Cache());
     const size_t count = request.keys.size();
     if (request.first_page < 0 || count == 0 || count > kPagesMax ||
         request.first_page > kPagesMax - static_cast<int>(count)) {
       return absl::InvalidArgumentError(
           fmt::format("a store of {} pages from page {} on", count, request.first_page));
     }
-    CRUMB_RETURN_IF_ERROR(CheckBlocks(*cache, request.blocks, request.first_page,
+    CRUMB_RETURN_IF_ERROR(CheckBlocks(*cache.layout, request.blocks, request.first_page,
                                       request.first_page + static_cast<int>(count)));
     std::vector<std::shared_ptr<Page>> pages;
     pages.reserve(count);
     for (size_t i = 0; i < count; ++i) {
-      CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<Page> page, NewPage(token.keyspace, request, i));
+      CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<Page> page,
+                             NewPage(token.keyspace, request, i, cache));
       pages.push_back(std::move(page));
     }
-    return std::make_unique<HostPageStore>(Parts(), *publisher_,
-                                           std::make_shared<const KeyspaceBinding>(token.keyspace),
-                                           std::move(cache), request.blocks, std::move(pages));
+    auto keyspace = std::make_shared<const KeyspaceBinding>(token.keyspace);
+    if (cache.device != nullptr) {
+      return NewDevicePageStore(Parts(), std::move(cache.device), std::move(keyspace),
+                                request.blocks, std::move(pages));
+    }
+    return NewHostPageStore(Parts(), std::move(cache.layout), std::move(keyspace), request.blocks,
+                            std::move(pages));
   }
 
-  absl::Status WaitPublished(Duration timeout) override { return publisher_->WaitIdle(timeout); }
+  absl::Status WaitPublished(Duration timeout) override {
+    const TimePoint deadline = Clock::Real().Now() + timeout;
+    CRUMB_RETURN_IF_ERROR(settler_->WaitIdle(timeout));
+    return publisher_->WaitIdle(deadline - Clock::Real().Now());
+  }
   WorkerCounters counters() const override { return tally_.Read(); }
 
  private:
   // Time for crumbd to reply from its memory alone.
   static constexpr Duration kHostOnlyTimeout = std::chrono::milliseconds(50);
 
-  TransferParts Parts() { return {.options = options_, .backend = backend_, .tally = tally_}; }
+  // The cache in use. `device` is null if it is in host memory.
+  struct UsedCache {
+    std::shared_ptr<const PagedCache> layout;
+    std::shared_ptr<DeviceCache> device;
+  };
+
+  TransferParts Parts() {
+    return {.options = options_,
+            .backend = backend_,
+            .tally = tally_,
+            .publisher = *publisher_,
+            .settler = *settler_};
+  }
+
+  void Use(std::shared_ptr<const PagedCache> layout, std::shared_ptr<DeviceCache> device) {
+    UsedCache before;  // destroyed outside the lock
+    MutexLock lock(&mutex_);
+    before = std::exchange(cache_, {std::move(layout), std::move(device)});
+  }
 
   absl::StatusOr<LeadToken> Decode(std::string_view bytes) const {
     CRUMB_ASSIGN_OR_RETURN(LeadToken token, DecodeLeadToken(bytes));
@@ -305,9 +213,11 @@ class HostTransfer final : public Transfer {
     return token;
   }
 
-  absl::StatusOr<std::shared_ptr<const PagedCache>> Cache() const {
+  absl::StatusOr<UsedCache> Cache() const {
     MutexLock lock(&mutex_);
-    if (cache_ == nullptr) return absl::FailedPreconditionError("UseCache was not called");
+    if (cache_.layout == nullptr) {
+      return absl::FailedPreconditionError("UseCache was not called");
+    }
     return cache_;
   }
 
@@ -335,7 +245,8 @@ class HostTransfer final : public Transfer {
   }
 
   absl::StatusOr<std::shared_ptr<Page>> NewPage(const KeyspaceBinding& keyspace,
-                                                const StoreRequest& request, size_t index) {
+                                                const StoreRequest& request, size_t index,
+                                                const UsedCache& cache) {
     auto page = std::make_shared<Page>();
     const int number = request.first_page + static_cast<int>(index);
     const TileRange own = options_.own_tiles();
@@ -348,7 +259,9 @@ class HostTransfer final : public Transfer {
     page->tile_bytes = options_.tile_shape().bytes(page->format);
     page->layer_stride = page->tile_bytes * own.heads.size();
     page->bytes = FragmentTilesBytes(own.tiles(), page->tile_bytes);
-    CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<std::byte> memory, pool_.Allocate(page->bytes));
+    CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<std::byte> memory,
+                           cache.device == nullptr ? pool_.Allocate(page->bytes)
+                                                   : cache.device->AllocatePage(page->bytes));
     page->tiles = memory.get();
     page->memory = std::move(memory);
     return page;
@@ -381,8 +294,10 @@ class HostTransfer final : public Transfer {
   std::unique_ptr<PageFetcher> fetcher_;
   std::unique_ptr<KeyspaceBinder> binder_;  // not null once Bind has returned
   mutable Mutex mutex_;
-  std::shared_ptr<const PagedCache> cache_ ABSL_GUARDED_BY(mutex_);
+  UsedCache cache_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Publisher> publisher_;  // its thread uses everything above
+  // Its thread uses the publisher.
+  std::unique_ptr<Background> settler_ = std::make_unique<Background>("crumb-settle");
 };
 
 }  // namespace
@@ -396,7 +311,7 @@ absl::StatusOr<std::unique_ptr<Transfer>> Transfer::Open(const WorkerOptions& op
         "v_basis: an engine's cache has values in the model's basis, and the rotation file has "
         "them rotated");
   }
-  auto transfer = std::make_unique<HostTransfer>(options, *client);
+  auto transfer = std::make_unique<PagedTransfer>(options, *client);
   CRUMB_RETURN_IF_ERROR(transfer->Bind());
   return transfer;
 }

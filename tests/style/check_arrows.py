@@ -35,7 +35,7 @@ ROOMS = {
     "client/worker": {"client/api"},
     "client/cpu": {"client/worker", "client/api"},
     "client/gpu": {"client/cpu", "client/worker", "client/rpc", "client/api"},
-    "client/transfer": {"client/cpu", "client/worker", "client/api"},
+    "client/transfer": {"client/gpu", "client/cpu", "client/worker", "client/api"},
     "client/c_api": {"client/api"},
 }
 

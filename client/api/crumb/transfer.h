@@ -17,12 +17,16 @@
 #include "crumb/acquire.h"
 #include "crumb/client.h"
 #include "crumb/counters.h"
+#include "crumb/device_options.h"
 #include "crumb/worker_options.h"
 
 namespace crumb::client {
 
+class Device;
+
 // PagedRows describes the K or V rows of one layer in an engine's paged KV cache: BF16, in this
-// process's memory. Element i of the row of token t in block b and KV head h is
+// process's memory or in that of a device. Element i of the row of token t in block b and KV head h
+// is
 //     base[b * block_stride + h * head_stride + t * token_stride + i * element_stride]
 // where heads count from 0 at this rank's first. Strides are in elements, so that token-major
 // (NHD), head-major (HND), interleaved K and V, and transposed planes can all be described.
@@ -46,6 +50,19 @@ struct PagedCache {
   int block_tokens = 0;
 };
 
+// DeviceCacheOptions size the memory that a Transfer allocates for a cache in device memory, beside
+// 128 MiB (or the rows of one page, if they are more) and the constants of the rotation.
+struct DeviceCacheOptions {
+  // Device memory of each of four lanes, through which pages pass; at least a BF16 page.
+  size_t lane_bytes = size_t{32} << 20;
+  // Pinned host memory for stored pages until they are published. It bounds the pages that wait:
+  // see StartStore.
+  size_t staging_bytes = size_t{2} << 30;
+  // Launches of each direction that may be queued before a call blocks. 64 launches of stores are
+  // some 900 pages of a model with 36 layers and 8 KV heads, more than a prefill step computes.
+  int launches_max = 64;
+};
+
 // TransferPrefix is a prefix that crumbd holds for the processes of one engine.
 struct TransferPrefix {
   int pages = 0;            // number of leading pages of the requested keys that are held
@@ -66,9 +83,15 @@ class PageLoad {
   // checks.
   virtual int pages() const = 0;
   // Writes the rows of these pages for layers [begin, end) of this rank into the cache. INT2 rows
-  // are dequantized and inverse-rotated to the model's basis. kOutOfRange: there are no such
-  // layers.
-  virtual absl::Status LoadLayers(int begin, int end) = 0;
+  // are dequantized and inverse-rotated to the model's basis. With a cache in device memory the
+  // writes are enqueued on `stream`, a stream of that device (null: its default stream); otherwise
+  // they are done on return. kOutOfRange: there are no such layers.
+  virtual absl::Status LoadLayers(int begin, int end, DeviceStream stream) = 0;
+  absl::Status LoadLayers(int begin, int end) { return LoadLayers(begin, end, nullptr); }
+  // Returns whether the enqueued writes are done.
+  virtual absl::StatusOr<bool> Done() = 0;
+  // Blocks until they are. So does the destructor.
+  virtual absl::Status Wait() = 0;
 };
 
 // PageStore copies pages from the engine's cache to crumbd. Used by one thread at a time. It must
@@ -78,8 +101,12 @@ class PageStore {
  public:
   virtual ~PageStore() = default;
   // Reads and quantizes the rows of layers [begin, end) of this rank. The engine may overwrite them
-  // when the call returns. kOutOfRange: there are no such layers.
-  virtual absl::Status StoreLayers(int begin, int end) = 0;
+  // when the call returns; with a cache in device memory, in work on `stream` (null: the default
+  // stream) behind the call, or after Wait. kOutOfRange: there are no such layers.
+  virtual absl::Status StoreLayers(int begin, int end, DeviceStream stream) = 0;
+  absl::Status StoreLayers(int begin, int end) { return StoreLayers(begin, end, nullptr); }
+  // Blocks until the enqueued reads are done. The destructor does so too, unless Finish was called.
+  virtual absl::Status Wait() = 0;
   // Queues the pages for publishing; they become visible to other processes in the background. A
   // page with a non-finite row is left out and counted. kFailedPrecondition: a layer was not
   // stored.
@@ -108,6 +135,13 @@ class Transfer {
   // of this rank, and its memory stays valid until the Transfer is destroyed. kInvalidArgument: the
   // layers or strides are wrong.
   virtual absl::Status UseCache(PagedCache cache) = 0;
+
+  // Does the same for a cache in the memory of `device`. K and V of all layers have the same
+  // strides, the elements of a row are adjacent, rows are aligned to 16 bytes, and a block has at
+  // most 128 tokens; otherwise kInvalidArgument. kResourceExhausted: there is not enough device
+  // memory or pinned memory. Blocks while memory is pinned, some seconds.
+  virtual absl::Status UseDeviceCache(PagedCache cache, std::shared_ptr<Device> device,
+                                      const DeviceCacheOptions& options) = 0;
 
   // Returns a token that names the keyspace for requests that begin now (see KeyspaceBinder). It
   // changes when crumbd restarts or the keyspace is dropped; a request keeps the token that it
@@ -147,7 +181,7 @@ class Transfer {
     bool over_int2_prefix = false;  // the rows were computed over a prefix that was loaded as INT2
   };
   // Starts to store pages. kResourceExhausted: pages that wait to be published use up
-  // WorkerOptions::page_bytes_max.
+  // WorkerOptions::page_bytes_max, or DeviceCacheOptions::staging_bytes.
   virtual absl::StatusOr<std::unique_ptr<PageStore>> StartStore(const StoreRequest& request) = 0;
 
   // Blocks until the pages queued so far were published or dropped. kDeadlineExceeded: not within

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "crumb/transfer.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -14,92 +13,13 @@
 #include "kernels/quantize.h"
 #include "tests/client/memory_client.h"
 #include "tests/client/sequence_model.h"
+#include "tests/client/transfer/engine_cache.h"
 
 namespace crumb::client {
 namespace {
 
 using kernels::Bf16;
 using std::chrono::seconds;
-
-constexpr int kPages = 7;
-constexpr int kTokens = kPages * kPageTokens;
-
-// The layouts in which engines keep K and V.
-enum class Layout { kTokenMajor, kHeadMajor, kInterleaved, kTransposedKeys };
-
-struct CacheShape {
-  Layout layout;
-  int block_tokens;
-};
-
-void PrintTo(const CacheShape& shape, std::ostream* out) {
-  *out << static_cast<int>(shape.layout) << "/" << shape.block_tokens;
-}
-
-// A paged cache of one layout, filled with unique values, and a block table with the sequence's
-// blocks in random order.
-class EngineCache {
- public:
-  EngineCache(const WorkerOptions& options, const CacheShape& shape, uint32_t seed)
-      : options_(options), shape_(shape) {
-    const int used = (kTokens + shape.block_tokens - 1) / shape.block_tokens;
-    blocks_ = used + 5;
-    std::mt19937 random(seed);
-    std::vector<int64_t> order(blocks_);
-    for (int64_t i = 0; i < blocks_; ++i) order[i] = i;
-    std::shuffle(order.begin(), order.end(), random);
-    table_.assign(order.begin(), order.begin() + used);
-    const int64_t values =
-        blocks_ * shape.block_tokens * options.own_kv_heads() * options.head_dim * 2;
-    std::normal_distribution<float> normal;
-    for (int layer = 0; layer < options.own_layers(); ++layer) {
-      memory_.emplace_back(values);
-      for (Bf16& value : memory_.back()) value = kernels::Bf16FromFloat(normal(random));
-    }
-  }
-
-  PagedCache View() {
-    PagedCache cache{.layers = {}, .blocks = blocks_, .block_tokens = shape_.block_tokens};
-    for (std::vector<Bf16>& memory : memory_) cache.layers.push_back(LayerOf(memory.data()));
-    return cache;
-  }
-
-  Bf16& At(int layer, bool value, int head, int token, int element) {
-    const PagedCache::Layer view = LayerOf(memory_[layer].data());
-    const PagedRows& rows = value ? view.v : view.k;
-    return rows
-        .base[table_[token / shape_.block_tokens] * rows.block_stride + head * rows.head_stride +
-              token % shape_.block_tokens * rows.token_stride + element * rows.element_stride];
-  }
-  std::span<const int64_t> table() const { return table_; }
-  const std::vector<std::vector<Bf16>>& memory() const { return memory_; }
-
- private:
-  PagedCache::Layer LayerOf(Bf16* base) const {
-    const int64_t dim = options_.head_dim, heads = options_.own_kv_heads();
-    const int64_t tokens = shape_.block_tokens, block = 2 * tokens * heads * dim;
-    switch (shape_.layout) {
-      case Layout::kTokenMajor:  // [blocks, K and V, tokens, heads, dim]
-        return {{base, block, dim, heads * dim, 1}, {base + block / 2, block, dim, heads * dim, 1}};
-      case Layout::kHeadMajor:  // [blocks, K and V, heads, tokens, dim]
-        return {{base, block, tokens * dim, dim, 1},
-                {base + block / 2, block, tokens * dim, dim, 1}};
-      case Layout::kInterleaved:  // [blocks, heads, tokens, K row and V row]
-        return {{base, block, 2 * tokens * dim, 2 * dim, 1},
-                {base + dim, block, 2 * tokens * dim, 2 * dim, 1}};
-      case Layout::kTransposedKeys:  // [blocks, heads, K [dim, tokens] and V [tokens, dim]]
-        return {{base, block, 2 * tokens * dim, 1, tokens},
-                {base + tokens * dim, block, 2 * tokens * dim, dim, 1}};
-    }
-    return {};
-  }
-
-  const WorkerOptions& options_;
-  const CacheShape shape_;
-  int64_t blocks_ = 0;
-  std::vector<int64_t> table_;
-  std::vector<std::vector<Bf16>> memory_;  // per layer
-};
 
 class TransferTest : public testing::TestWithParam<CacheShape> {
  protected:
@@ -136,17 +56,18 @@ class TransferTest : public testing::TestWithParam<CacheShape> {
     ASSERT_TRUE(transfer.WaitPublished(seconds(30)).ok());
   }
 
-  // Loads pages [first, kPages) under a lease of `scheduler`.
+  // Loads pages [first, kEnginePages) under a lease of `scheduler`.
   void Load(Transfer& scheduler, Transfer& transfer, const EngineCache& cache, int first,
             int layers) {
     const std::string keyspace = scheduler.Keyspace(seconds(1));
     const auto keys = scheduler.Keys(keyspace, tokens_, {}).value();
     const auto prefix = scheduler.Acquire(keyspace, keys, seconds(1));
     ASSERT_TRUE(prefix.ok()) << prefix.status();
-    ASSERT_EQ(prefix->pages, kPages);
-    auto load = transfer.StartLoad(prefix->token, keys, first, kPages, cache.table(), seconds(1));
+    ASSERT_EQ(prefix->pages, kEnginePages);
+    auto load =
+        transfer.StartLoad(prefix->token, keys, first, kEnginePages, cache.table(), seconds(1));
     ASSERT_TRUE(load.ok()) << load.status();
-    ASSERT_EQ((*load)->pages(), kPages - first);
+    ASSERT_EQ((*load)->pages(), kEnginePages - first);
     for (int layer = 0; layer < layers; ++layer) {
       ASSERT_TRUE((*load)->LoadLayers(layer, layer + 1).ok());
     }
@@ -210,7 +131,7 @@ class TransferTest : public testing::TestWithParam<CacheShape> {
   }
 
   MemoryClient client_;
-  const std::vector<int32_t> tokens_ = RandomTokens(kTokens + 17, 5);
+  const std::vector<int32_t> tokens_ = RandomTokens(kEngineTokens + 17, 5);
 };
 
 TEST_P(TransferTest, BF16PagesArriveBitByBitInAnotherCache) {
@@ -220,7 +141,7 @@ TEST_P(TransferTest, BF16PagesArriveBitByBitInAnotherCache) {
   const auto writer = Open(options, &from), reader = Open(options, &to);
   Store(*writer, from, options.layers);
   Load(*writer, *reader, to, 0, options.layers);
-  for (int page = 0; page < kPages; ++page) ExpectLoaded(options, from, to, page);
+  for (int page = 0; page < kEnginePages; ++page) ExpectLoaded(options, from, to, page);
 }
 
 TEST_P(TransferTest, INT2PagesArriveAsTheQuantizerMakesThem) {
@@ -230,7 +151,7 @@ TEST_P(TransferTest, INT2PagesArriveAsTheQuantizerMakesThem) {
   const auto writer = Open(options, &from), reader = Open(options, &to);
   Store(*writer, from, options.layers);
   Load(*writer, *reader, to, 0, options.layers);
-  for (int page = 0; page < kPages; ++page) ExpectLoaded(options, from, to, page);
+  for (int page = 0; page < kEnginePages; ++page) ExpectLoaded(options, from, to, page);
 }
 
 TEST_P(TransferTest, OnlyTheRequestedPagesAndLayersAreWritten) {
@@ -241,7 +162,7 @@ TEST_P(TransferTest, OnlyTheRequestedPagesAndLayersAreWritten) {
   const auto writer = Open(options, &from), reader = Open(options, &to);
   Store(*writer, from, options.layers);
   Load(*writer, *reader, to, 3, /*layers=*/1);
-  for (int page = 0; page < kPages; ++page) {
+  for (int page = 0; page < kEnginePages; ++page) {
     for (int layer = 0; layer < options.layers; ++layer) {
       const bool written = page >= 3 && layer == 0;
       EXPECT_EQ(Rows(options, to, page, layer, 0) != Rows(options, untouched, page, layer, 0),
@@ -268,7 +189,7 @@ TEST_F(TransferErrorsTest, ARowThatIsNotFiniteKeepsItsPageBack) {
       kernels::Bf16FromFloat(std::numeric_limits<float>::quiet_NaN());
   const auto writer = Open(options, &from);
   Store(*writer, from, options.layers);
-  EXPECT_EQ(client_.pages(), kPages - 1);
+  EXPECT_EQ(client_.pages(), kEnginePages - 1);
   EXPECT_EQ(writer->counters().windows_refused, 1);
   const std::string keyspace = writer->Keyspace(seconds(1));
   const auto keys = writer->Keys(keyspace, tokens_, {}).value();
@@ -319,7 +240,7 @@ TEST_F(TransferErrorsTest, BlockTablesThatLeaveTheCacheAreRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(start(1)));  // one page beyond the table
   EXPECT_TRUE(absl::IsInvalidArgument(start(-1)));
   EXPECT_TRUE(absl::IsInvalidArgument(start(std::numeric_limits<int>::max())));
-  blocks[3] = kPages + 5;  // the first block that the cache does not have
+  blocks[3] = kEnginePages + 5;  // the first block that the cache does not have
   EXPECT_TRUE(absl::IsInvalidArgument(start(0)));
   blocks[3] = -1;
   EXPECT_TRUE(absl::IsInvalidArgument(start(0)));
@@ -353,7 +274,7 @@ TEST_F(TransferErrorsTest, WithoutCrumbdPrefixesAreEmptyAndNothingFails) {
   const auto prefix = writer->Acquire(keyspace, keys, seconds(1));
   ASSERT_TRUE(prefix.ok()) << prefix.status();
   EXPECT_EQ(prefix->pages, 0);
-  EXPECT_EQ(writer->counters().publish_dropped_unavailable, kPages);
+  EXPECT_EQ(writer->counters().publish_dropped_unavailable, kEnginePages);
 }
 
 }  // namespace
