@@ -102,18 +102,22 @@ def numpy_address(value: Any, writable: bool, name: str) -> int:
     return int(value.ctypes.data)
 
 
-def strided_bf16(value: Any, name: str) -> Tuple[int, Tuple[int, ...]]:
-    """Address and strides in elements of writable BF16 values on the CPU, of any strides."""
+def strided_bf16(value: Any, name: str) -> Tuple[int, Tuple[int, ...], Optional[int]]:
+    """Address and strides in elements of writable BF16 values of any strides, and the ordinal of
+    their CUDA device; None: the CPU."""
     if hasattr(value, "data_ptr"):
-        if value.dtype is not sys.modules["torch"].bfloat16 or not value.is_cpu:
-            raise InvalidArgument(f"{name} is bfloat16 on the CPU, not {value.dtype} on "
-                                  f"{value.device}")
-        return value.data_ptr(), tuple(value.stride())
+        if (value.dtype is not sys.modules["torch"].bfloat16 or
+                not (value.is_cpu or value.is_cuda)):
+            raise InvalidArgument(f"{name} is bfloat16 on the CPU or a CUDA device, not "
+                                  f"{value.dtype} on {value.device}")
+        return (value.data_ptr(), tuple(value.stride()),
+                value.device.index if value.is_cuda else None)
     if not is_numpy(value) or not _is_numpy_bf16(value.dtype) or not value.flags.writeable:
         raise InvalidArgument(f"{name} is a torch tensor, or a writable numpy array of uint16 "
                               "(bits of BF16) or ml_dtypes.bfloat16; this is a "
                               f"{type(value).__name__}")
-    return int(value.ctypes.data), tuple(stride // value.itemsize for stride in value.strides)
+    return (int(value.ctypes.data),
+            tuple(stride // value.itemsize for stride in value.strides), None)
 
 
 def is_numpy(value: Any) -> bool:

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages between crumbd and the paged KV cache of an engine that computes attention itself.
 
+The cache is in host memory or on one CUDA device.
+
 An engine's scheduler looks prefixes up and leases them (`Transfer.keyspace`, `keys`, `acquire`);
 its workers, which have the cache, move the bytes (`load`, `store`). Tokens are bytes that pass from
 one process to the other.
@@ -21,14 +23,15 @@ from crumb.worker import (Model, Rank, WorkerSettings, lead_token_bytes, read_co
 
 @dataclasses.dataclass(frozen=True)
 class PagedRows:
-    """K or V of one layer in a paged cache of BF16 rows in this process's memory.
+    """K or V of one layer in a paged cache of BF16 rows, in host memory or on a CUDA device.
 
     Element i of the row of token t in block b and KV head h lies at address + 2 * (b * block +
     h * head + t * token + i * element) bytes: strides are elements.
 
     extents: blocks, heads, tokens of a block and elements of a row, which `Transfer.use_cache`
     compares with the cache and the model; None: not known, nothing is compared. owner: kept alive
-    as long as the transfer uses the cache.
+    as long as the transfer uses the cache. device: the ordinal of the CUDA device; None: host
+    memory.
     """
 
     address: int
@@ -38,32 +41,44 @@ class PagedRows:
     element: int = 1
     extents: Optional[Tuple[int, int, int, int]] = None
     owner: Any = dataclasses.field(default=None, repr=False, compare=False)
+    device: Optional[int] = None
 
     @classmethod
     def of(cls, tensor: Any, dims: str = "bhtd") -> "PagedRows":
-        """Rows of a torch tensor on the CPU or of a writable numpy array, BF16, of any strides.
+        """Rows of a torch tensor or of a writable numpy array, BF16, of any strides.
 
         dims: which of block (b), head (h), token (t) and element (d) each dimension is. The tensor
-        may be a view of a larger one.
+        may be a view of a larger one. On a CUDA device, K and V of all layers must have the same
+        strides, the elements of a row must be adjacent, and rows aligned to 16 bytes.
         """
-        address, strides = _tensors.strided_bf16(tensor, "a paged cache")
+        address, strides, device = _tensors.strided_bf16(tensor, "a paged cache")
         if sorted(dims) != sorted("bhtd") or len(dims) != len(strides):
             raise InvalidArgument(f"dims {dims!r} of a tensor with {len(strides)} dimensions")
         block, head, token, element = (strides[dims.index(name)] for name in "bhtd")
         blocks, heads, tokens, elements = (int(tensor.shape[dims.index(name)]) for name in "bhtd")
-        return cls(address, block, head, token, element, (blocks, heads, tokens, elements), tensor)
+        return cls(address, block, head, token, element, (blocks, heads, tokens, elements), tensor,
+                   device)
 
 
 @dataclasses.dataclass(frozen=True)
 class PagedCache:
     """An engine's paged cache: K and V of each of this rank's layers, in order.
 
-    blocks: how many there are. block_tokens: tokens of a block, any number.
+    blocks: how many there are. block_tokens: tokens of a block, any number; on a CUDA device at
+    most 128.
     """
 
     layers: SequenceOf[Tuple[PagedRows, PagedRows]]
     blocks: int
     block_tokens: int
+
+    def device(self) -> Optional[int]:
+        """The ordinal of the CUDA device of all rows; None: host memory. Raises InvalidArgument if
+        rows are in different memories."""
+        devices = {rows.device for layer in self.layers for rows in layer}
+        if len(devices) > 1:
+            raise InvalidArgument(f"the layers of a cache are on several devices: {devices}")
+        return next(iter(devices), None)
 
 
 class Lease(Handle):
@@ -85,7 +100,10 @@ def _close_lease(handle: Optional[int]) -> None:
 
 
 class Load(Handle):
-    """Pages on their way into the cache. pages: how many of the requested ones can be loaded."""
+    """Pages on their way into the cache. pages: how many of the requested ones can be loaded.
+
+    `close` waits until enqueued rows are in the cache.
+    """
 
     def __init__(self, handle: Any, pages: int, layers: int) -> None:
         self.pages, self._layers = pages, layers
@@ -95,6 +113,24 @@ class Load(Handle):
         """Writes the rows of layers [begin, end) of this rank; all of them by default."""
         self._check(c.crumb_page_load_layers(self._handle, begin,
                                              self._layers if end is None else end))
+
+    def enqueue(self, stream: int, begin: int = 0, end: Optional[int] = None) -> None:
+        """Enqueues the same on a CUDA stream of the cache's device, a cudaStream_t.
+
+        Blocks for pages whose memory is not pinned yet.
+        """
+        self._check(c.crumb_page_load_enqueue(self._handle, begin,
+                                              self._layers if end is None else end, stream))
+
+    def done(self) -> bool:
+        """Whether all enqueued rows are in the cache."""
+        done = ctypes.c_uint32()
+        self._check(c.crumb_page_load_done(self._handle, ctypes.byref(done)))
+        return done.value != 0
+
+    def wait(self) -> None:
+        """Waits until they are."""
+        self._check(c.crumb_page_load_wait(self._handle))
 
 
 class Store(Handle):
@@ -109,6 +145,14 @@ class Store(Handle):
         when this returns."""
         self._check(c.crumb_page_store_layers(self._handle, begin,
                                               self._layers if end is None else end))
+
+    def enqueue(self, stream: int, begin: int = 0, end: Optional[int] = None) -> None:
+        """Enqueues the same on a CUDA stream of the cache's device, a cudaStream_t.
+
+        Work behind it on the stream may overwrite the rows.
+        """
+        self._check(c.crumb_page_store_enqueue(self._handle, begin,
+                                               self._layers if end is None else end, stream))
 
     def finish(self) -> None:
         """Queues the pages for publishing, which happens in the background. Raises
@@ -136,8 +180,11 @@ class Transfer(Handle):
         self._own(handle, c.crumb_transfer_close)
         self._caches: List[PagedCache] = []
 
-    def use_cache(self, cache: PagedCache) -> None:
+    def use_cache(self, cache: PagedCache, staging_bytes: int = 0) -> None:
         """Sets the cache for `load` and `store`.
+
+        staging_bytes: for a cache on a CUDA device, pinned host memory for stored pages until they
+        are published; 0: 2 GiB. The call takes about a second for each few GiB.
 
         Its memory must stay valid until the transfer is closed, and all loads and stores are; rows
         made by `PagedRows.of` see to that. Raises InvalidArgument if their extents are not those of
@@ -160,8 +207,17 @@ class Transfer(Handle):
                 for layer in cache.layers)))
         given = _abi.crumb_paged_cache(size=ctypes.sizeof(_abi.crumb_paged_cache), k=planes[0],
                                        v=planes[1], layers=len(cache.layers),
-                                       block_tokens=cache.block_tokens, blocks=cache.blocks)
-        self._check(c.crumb_transfer_use_cache(self._handle, ctypes.byref(given)))
+                                       block_tokens=cache.block_tokens, blocks=cache.blocks,
+                                       staging_bytes=staging_bytes)
+        device, ordinal = ctypes.c_void_p(), cache.device()
+        try:
+            if ordinal is not None:
+                check(c.crumb_device_open(b"cuda", ordinal, ctypes.byref(device)))
+                given.device = device
+            self._check(c.crumb_transfer_use_cache(self._handle, ctypes.byref(given)))
+        finally:
+            if device.value:
+                c.crumb_device_close(device)  # the transfer keeps it open
         self._caches.append(cache)  # loads and stores that are open keep to the cache before
 
     def keyspace(self, timeout: float = 2.0) -> bytes:
