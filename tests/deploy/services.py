@@ -99,7 +99,8 @@ class Process:
 class Crumbd:
     """A crumbd with sockets and SSD tier in `folder`."""
 
-    def __init__(self, binaries, folder, host_bytes="64MiB", tcp="", extra="", listen=""):
+    def __init__(self, binaries, folder, host_bytes="64MiB", tcp="", extra="", listen="",
+                 slab_bytes="2MiB", ssd_bytes="256MiB"):
         self.binary = pathlib.Path(binaries) / "crumbd"
         self.folder = pathlib.Path(folder)
         self.process = None
@@ -107,8 +108,8 @@ class Crumbd:
         (self.folder / "crumbd.yaml").write_text(
             f"listen:\n  socket_dir: {self.folder}\n  tcp: \"{tcp}\"\n{listen}"
             "admin:\n  listen: 127.0.0.1:0\n  history_interval: 1s\n"
-            f"store:\n  host:\n    bytes_max: {host_bytes}\n    slab_bytes: 2MiB\n"
-            f"  ssd:\n    path: {self.folder}/ssd\n    bytes_max: 256MiB\n{extra}",
+            f"store:\n  host:\n    bytes_max: {host_bytes}\n    slab_bytes: {slab_bytes}\n"
+            f"  ssd:\n    path: {self.folder}/ssd\n    bytes_max: {ssd_bytes}\n{extra}",
             encoding="utf-8")
 
     def start(self, prefix=(), **options):

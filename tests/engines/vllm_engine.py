@@ -1,12 +1,14 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
 """One vLLM engine in this process, which answers requests that come on standard input:
-vllm_engine.py MODEL [CONNECTOR_CONFIG]
+vllm_engine.py MODEL [CONNECTOR_CONFIG [OPTIONS]]
 
-CONNECTOR_CONFIG is the JSON of kv_connector_extra_config; without it vLLM runs without connector.
-Each line of input is JSON: {"tokens": [...], "max_tokens": n, "salt": text or null, "logprobs": n}
-and gets one line: {"tokens": [...], "cached": n, "seconds": x}. {"reset": true} empties vLLM's own
-prefix cache. Lines of output begin with "RESULT ", because vLLM prints to the same stream.
+CONNECTOR_CONFIG is the JSON of kv_connector_extra_config; null: vLLM runs without connector.
+OPTIONS are arguments of vLLM's LLM as JSON. Each line of input is JSON: {"tokens": [...],
+"max_tokens": n, "salt": text or null} and gets one line: {"tokens": [...], "cached": n, "seconds":
+x}. {"batch": [[...], ...], "max_tokens": n} generates for several prompts at once and gets
+{"seconds": x, "cached": [n, ...]}. {"reset": true} empties vLLM's own prefix cache. Lines of output
+begin with "RESULT ", because vLLM prints to the same stream.
 """
 
 import json
@@ -28,29 +30,41 @@ def answer(value):
     print("RESULT " + json.dumps(value), flush=True)
 
 
+def generate(engine, prompts, max_tokens):
+    begin = time.monotonic()
+    results = engine.generate(prompts, SamplingParams(max_tokens=max_tokens, temperature=0,
+                                                      ignore_eos=True, detokenize=False),
+                              use_tqdm=False)
+    return results, time.monotonic() - begin
+
+
 def main():
-    options = {}
-    if len(sys.argv) > 2:
+    options = {"enforce_eager": True, "dtype": "bfloat16", "seed": 0}
+    options.update(json.loads(sys.argv[3]) if len(sys.argv) > 3 else {})
+    if len(sys.argv) > 2 and json.loads(sys.argv[2]) is not None:
         options["kv_transfer_config"] = KVTransferConfig(
             kv_connector="CrumbConnector", kv_connector_module_path="crumb.vllm",
             kv_role="kv_both", kv_load_failure_policy="recompute",
             kv_connector_extra_config=json.loads(sys.argv[2]))
-    engine = LLM(model=sys.argv[1], enforce_eager=True, dtype="bfloat16", seed=0, **options)
-    answer({"ready": True})
+    engine = LLM(model=sys.argv[1], **options)
+    answer({"ready": True, "block_tokens": engine.llm_engine.vllm_config.cache_config.block_size})
     for line in sys.stdin:
         wanted = json.loads(line)
         if wanted.get("reset"):
             answer({"reset": engine.reset_prefix_cache()})
             continue
+        if "batch" in wanted:
+            results, seconds = generate(engine, [{"prompt_token_ids": tokens}
+                                                 for tokens in wanted["batch"]],
+                                        wanted["max_tokens"])
+            answer({"seconds": seconds, "cached": [result.num_cached_tokens for result in results]})
+            continue
         prompt = {"prompt_token_ids": wanted["tokens"]}
         if wanted.get("salt"):
             prompt["cache_salt"] = wanted["salt"]
-        begin = time.monotonic()
-        result = engine.generate(
-            [prompt], SamplingParams(max_tokens=wanted["max_tokens"], temperature=0,
-                                     ignore_eos=True), use_tqdm=False)[0]
+        (result,), seconds = generate(engine, [prompt], wanted["max_tokens"])
         answer({"tokens": list(result.outputs[0].token_ids), "cached": result.num_cached_tokens,
-                "seconds": time.monotonic() - begin})
+                "seconds": seconds})
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from crumb.worker import Model
 def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
     """Raises InvalidArgument with one sentence that names what Crumb cannot serve."""
     device = vllm_config.device_config.device_type
-    if device != "cpu":
-        raise InvalidArgument("CrumbConnector moves pages of a KV cache in host memory so far, and "
-                              f"this one is in the memory of a {device} device")
+    if device not in ("cpu", "cuda"):
+        raise InvalidArgument("CrumbConnector moves pages of a KV cache in host memory or in that "
+                              f"of a CUDA device, and this one is on a {device} device")
     groups = kv_cache_config.kv_cache_groups
     kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
     if len(groups) != 1 or kinds != ["FullAttentionSpec"]:
@@ -63,19 +63,25 @@ def layer_number(name: str) -> int:
 
 
 def paged_cache_of(kv_caches: Dict[str, Any], head_dim: int) -> Tuple[PagedCache, List[str]]:
-    """vLLM's KV cache on the CPU as a PagedCache, and the names of its layers in order.
+    """vLLM's KV cache as a PagedCache, and the names of its layers in order.
 
-    A layer's tensor is [blocks, heads, tokens, 2 * head_dim]. vLLM's CPU kernels keep K of a block
-    and head transposed, [head_dim, tokens], in the first half of the block's memory, and V
-    [tokens, head_dim] in the second.
+    A layer's tensor is [blocks, heads, tokens, 2 * head_dim]. On a GPU the last dimension is the
+    token's K row and behind it its V row; the memory is token-major (NHD) or head-major (HND),
+    which the strides tell. vLLM's CPU kernels keep K of a block and head transposed, [head_dim,
+    tokens], in the first half of the block's memory, and V [tokens, head_dim] in the second.
     """
     names = sorted(kv_caches, key=layer_number)
     layers = []
     for name in names:
         cache = kv_caches[name]
-        if cache.dim() != 4 or cache.shape[-1] != 2 * head_dim or not cache[0, 0].is_contiguous():
+        known = cache.dim() == 4 and cache.shape[-1] == 2 * head_dim
+        if not known or not (cache.is_cuda or cache[0, 0].is_contiguous()):
             raise InvalidArgument(f"the KV cache of {name} has the shape {tuple(cache.shape)} and "
                                   f"strides {cache.stride()}, which is no layout that Crumb knows")
+        if cache.is_cuda:
+            layers.append((PagedRows.of(cache[..., :head_dim]),
+                           PagedRows.of(cache[..., head_dim:])))
+            continue
         tokens = cache.shape[2]
         planes = cache.view(cache.shape[0], cache.shape[1], 2 * tokens, head_dim)
         keys, values = planes.chunk(2, dim=2)

@@ -10,10 +10,11 @@ import dataclasses
 import logging
 import threading
 import time
-from typing import Dict, Sequence, Set, Tuple
+from typing import Any, Dict, Optional, Sequence, Set, Tuple
 
 from crumb.errors import Error
 from crumb.transfer import Transfer
+from crumb.vllm._device import DeviceStreams
 from crumb.vllm._requests import PAGE_TOKENS, LoadJob, StoreJob
 
 log = logging.getLogger("crumb.vllm")
@@ -37,6 +38,10 @@ class PageMover:
     Loads write blocks that no step reads or writes until the engine has heard that they are
     finished. Stores read blocks before the step that computed them is over, so that the engine may
     give them to other requests afterwards. Thread-safe.
+
+    With a cache on a GPU (`use_device`) all of this is in the order of streams: stores are enqueued
+    on the stream of the step, behind its kernels, and loads on a stream of their own, behind the
+    steps that were enqueued before them, because these may still use the blocks' former tokens.
     """
 
     def __init__(self, transfer: Transfer, block_tokens: int, deadline: float) -> None:
@@ -50,21 +55,30 @@ class PageMover:
         self._failed_blocks: Set[int] = set()
         self._failed_requests: Set[str] = set()
         self._moved = Moved()
+        self._streams: Optional[DeviceStreams] = None  # None: the cache is in host memory
+
+    def use_device(self, streams: DeviceStreams) -> None:
+        """Moves pages of a cache on a GPU from now on."""
+        self._streams = streams
 
     def start_loads(self, jobs: Sequence[LoadJob]) -> None:
         """Begins to load; `take_finished` tells when a request's pages are there."""
+        behind = self._streams.mark() if self._streams is not None and jobs else None
         for job in jobs:
-            self._loading[job.request_id] = self._loader.submit(self._load, job)
+            self._loading[job.request_id] = self._loader.submit(self._load, job, behind)
 
     def store(self, jobs: Sequence[StoreJob]) -> None:
-        """Reads and quantizes the pages; they are published in the background. A page that cannot
-        be stored is a later miss, not an error."""
+        """Reads and quantizes the pages, or enqueues that; they are published in the background. A
+        page that cannot be stored is a later miss, not an error."""
         for job in jobs:
             begin = time.monotonic()
             try:
                 with self._transfer.store(job.keyspace, job.keys, job.first_page, job.blocks,
                                           job.parent, job.over_int2_prefix) as store:
-                    store.layers()
+                    if self._streams is None:
+                        store.layers()
+                    else:
+                        store.enqueue(self._streams.compute())
                     store.finish()
                 stored, refused = len(job.keys), 0
             except Error as error:
@@ -110,14 +124,18 @@ class PageMover:
         except Error as error:
             log.warning("pages were not published: %s", error)
 
-    def _load(self, job: LoadJob) -> None:
+    def _load(self, job: LoadJob, behind: Any) -> None:
         begin = time.monotonic()
         wanted = len(job.keys) - job.first_page
         pages = 0
         try:
             with self._transfer.load(job.lease, job.keys, job.first_page, len(job.keys), job.blocks,
                                      self._deadline) as load:
-                load.layers()
+                if self._streams is None:
+                    load.layers()
+                else:
+                    load.enqueue(self._streams.load(behind))
+                    load.wait()
                 pages = load.pages
         except Error as error:
             log.warning("%d pages of request %s are recomputed: %s", wanted, job.request_id, error)

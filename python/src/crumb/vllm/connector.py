@@ -18,6 +18,7 @@ from crumb import _engines
 from crumb.errors import InvalidArgument
 from crumb.transfer import Transfer
 from crumb.vllm import _model
+from crumb.vllm._device import DeviceStreams, StepTimer
 from crumb.vllm._policy import LoadPolicy
 from crumb.vllm._requests import LoadJob, Requests, StoreJob
 from crumb.vllm._worker import PageMover
@@ -68,7 +69,8 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
     (a rotation file of `crumb calibrate`; default "hadamard", which needs no data), "deadline"
     (seconds that a lookup waits for pages on SSD and other nodes; default 0.2), "weights" (a digest
     of the checkpoint), "model" (a name), "load" ("auto": when it is predicted to beat computing;
-    or "always").
+    or "always"), "staging_bytes" (on GPUs: pinned host memory of each rank for stored pages until
+    they are published; default 2 GiB).
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -100,8 +102,10 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
                                       self._model.history == "bf16", self._deadline, worth)
         else:
             self._mover = PageMover(self._transfer, self._block_tokens, self._deadline)
+        self._staging_bytes = int(extra("staging_bytes", 0))
         self._times = StepTimes()
         self._step_begin = 0.0
+        self._timer: Optional[StepTimer] = None  # of steps on a GPU
         self._stats = CrumbStats()
 
     # The scheduler's half.
@@ -153,15 +157,24 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
     # The workers' half.
 
     def register_kv_caches(self, kv_caches: Dict[str, "torch.Tensor"]) -> None:
+        assert self._mover is not None
         cache, names = _model.paged_cache_of(kv_caches, self._model.head_dim)
-        _model.check_cpu_layout(self._model.head_dim, self._block_tokens)
-        self._transfer.use_cache(cache)
+        device = cache.device()
+        if device is None:
+            _model.check_cpu_layout(self._model.head_dim, self._block_tokens)
+        self._transfer.use_cache(cache, self._staging_bytes)
+        if device is not None:
+            self._mover.use_device(DeviceStreams(device))
+            self._timer = StepTimer(device)
         logger.info("Crumb serves %d layers, blocks of %d tokens", len(names), cache.block_tokens)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         assert self._mover is not None
-        self._mover.start_loads(self._jobs().loads)
+        jobs = self._jobs()
+        self._mover.start_loads(jobs.loads)
         self._step_begin = time.monotonic()
+        if self._timer is not None and _is_prefill(jobs):
+            self._timer.begin()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         return  # a request takes part in a step when all of its pages are there
@@ -173,7 +186,10 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_save(self) -> None:
         assert self._mover is not None
         jobs = self._jobs()
-        if jobs.prompt_tokens > 4 * jobs.other_tokens and self._step_begin:
+        if self._timer is not None:
+            if _is_prefill(jobs):
+                self._timer.end(jobs.prompt_tokens)
+        elif _is_prefill(jobs) and self._step_begin:
             self._times.computed_tokens += jobs.prompt_tokens
             self._times.compute_seconds += time.monotonic() - self._step_begin
         self._step_begin = 0.0
@@ -193,6 +209,8 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         moved = self._mover.take_moved()
         self._stats.add(moved)
         times, self._times = self._times, StepTimes()
+        if self._timer is not None:
+            times.computed_tokens, times.compute_seconds = self._timer.take()
         times.loaded_tokens = moved.loaded_pages * 64
         times.load_seconds = moved.load_seconds
         times.failed_requests = tuple(self._mover.take_failed_requests())
@@ -222,3 +240,8 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
     def _jobs(self) -> StepJobs:
         metadata = self._connector_metadata
         return metadata if isinstance(metadata, StepJobs) else StepJobs()
+
+
+def _is_prefill(jobs: StepJobs) -> bool:
+    """Whether a step computes tokens of prompts and little else, so that its time is theirs."""
+    return jobs.prompt_tokens > 4 * jobs.other_tokens

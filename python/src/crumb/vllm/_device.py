@@ -1,0 +1,74 @@
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA streams of the connector, and times of work on them.
+
+This module does not import vLLM, and torch only when it is used.
+"""
+
+import collections
+from typing import Any, Deque, Tuple
+
+
+class DeviceStreams:
+    """The streams of one device: vLLM's, on which steps run, and one for loads."""
+
+    def __init__(self, device: int) -> None:
+        import torch
+        self._cuda = torch.cuda
+        self._device = device
+        # Kernels of waiting loads start before those of the step: they are few and short, and a
+        # request waits for them.
+        self._loads = torch.cuda.Stream(device, priority=-1)
+
+    def compute(self) -> int:
+        """The current stream, a cudaStream_t."""
+        return int(self._cuda.current_stream(self._device).cuda_stream)
+
+    def mark(self) -> Any:
+        """A point on the current stream: the work that is enqueued so far."""
+        event = self._cuda.Event()
+        event.record(self._cuda.current_stream(self._device))
+        return event
+
+    def load(self, behind: Any) -> int:
+        """The stream for loads, which waits for the point `behind` from now on."""
+        self._loads.wait_event(behind)
+        return int(self._loads.cuda_stream)
+
+
+class StepTimer:
+    """Seconds that steps take on the current stream of a device, read without waiting for it."""
+
+    # Steps that are timed at once; further ones are not, until the device has run one of these.
+    QUEUED_MAX = 64
+
+    def __init__(self, device: int) -> None:
+        import torch
+        self._cuda = torch.cuda
+        self._device = device
+        self._begin: Any = None
+        self._queued: Deque[Tuple[int, Any, Any]] = collections.deque()
+
+    def begin(self) -> None:
+        """The step begins behind the work that is enqueued so far."""
+        self._begin = self._event() if len(self._queued) < self.QUEUED_MAX else None
+
+    def end(self, tokens: int) -> None:
+        """The step, which computes `tokens` tokens of prompts, is enqueued."""
+        if self._begin is not None:
+            self._queued.append((tokens, self._begin, self._event()))
+        self._begin = None
+
+    def take(self) -> Tuple[int, float]:
+        """Tokens and seconds of the steps that the device has run since the last call."""
+        tokens, seconds = 0, 0.0
+        while self._queued and self._queued[0][2].query():
+            count, begin, end = self._queued.popleft()
+            tokens += count
+            seconds += begin.elapsed_time(end) / 1e3
+        return tokens, seconds
+
+    def _event(self) -> Any:
+        event = self._cuda.Event(enable_timing=True)
+        event.record(self._cuda.current_stream(self._device))
+        return event

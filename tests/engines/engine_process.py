@@ -1,0 +1,69 @@
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""A vLLM engine in a process of its own, which tests and benchmarks talk to."""
+
+import json
+import pathlib
+import subprocess
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+PUBLISHED_SECONDS = 60  # bound on the time until a request's pages are hits
+
+
+class Engine:
+    """vllm_engine.py: its messages are described there.
+
+    config: kv_connector_extra_config, None for an engine without connector. options: of vLLM's LLM.
+    The process is started at once and ready after `ready`.
+    """
+
+    def __init__(self, python, model, config=None, options=None, environment=None, ready=True):
+        command = [python, HERE / "vllm_engine.py", model, json.dumps(config),
+                   json.dumps(options or {})]
+        self.log = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen([str(part) for part in command], text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=self.log, env=environment)
+        if ready:
+            self.ready()
+
+    def ready(self):
+        """Waits until the engine has started; returns what it says of itself."""
+        return self.read()
+
+    def read(self):
+        for line in self.process.stdout:
+            if line.startswith("RESULT "):
+                return json.loads(line[len("RESULT "):])
+        raise AssertionError(f"the engine ended:\n{self.tail()}")
+
+    def tail(self):
+        self.log.seek(0)
+        return self.log.read()[-6000:]
+
+    def ask(self, **request):
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def generate(self, tokens, max_tokens=24, salt=None):
+        return self.ask(tokens=tokens, max_tokens=max_tokens, salt=salt)
+
+    def hit(self, tokens, cached, **options):
+        """Generates until `cached` tokens are hits: pages are published in the background. vLLM's
+        own prefix cache is emptied before each try, so that hits come from crumbd."""
+        deadline = time.monotonic() + PUBLISHED_SECONDS
+        while True:
+            reset = self.ask(reset=True)
+            assert reset == {"reset": True}, reset
+            result = self.generate(tokens, **options)
+            if result["cached"] >= cached or time.monotonic() > deadline:
+                return result
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.stdin.close()
+            self.process.wait(120)
+        self.log.close()
