@@ -43,6 +43,7 @@ MODEL = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_s
 BATCH, CONTEXT, DECODED = 6, 8000, 256  # of the decode measurement
 LONG_SECONDS = 120
 WARM_UP_TOKENS = 20000  # several prefill steps
+PROBE_TOKENS = 1024  # of a prompt that shows whether crumbd is reached
 
 
 class Bench:
@@ -115,13 +116,16 @@ class Bench:
     def ttft(self, engine, history):
         count = self.options.prompts
         prompts = [self.prompt(self.options.tokens) for _ in range(count)]
+        probe = self.prompt(PROBE_TOKENS)
         self.timed(engine, "cold", history, prompts)
-        self.stored(engine, prompts)
+        engine.generate(probe, max_tokens=1)
+        self.stored(engine, [*prompts, probe])
+        found = engine.hit(probe, PROBE_TOKENS // 2, max_tokens=1)["cached"]
         self.timed(engine, "warm-host", history, prompts)
         self.timed(engine, "warm-host", history, prompts)
         self.crumbd.stop(signal.SIGKILL)
         self.crumbd.start()
-        engine.hit(self.prompt(64), 0)  # the client has connected again
+        engine.hit(probe, found, max_tokens=1)  # the clients have connected again
         self.timed(engine, "warm-ssd", history, prompts)
 
     def decode(self, engines, prompts):

@@ -66,4 +66,5 @@ class Engine:
         if self.process.poll() is None:
             self.process.stdin.close()
             self.process.wait(120)
+        self.process.stdout.close()
         self.log.close()
