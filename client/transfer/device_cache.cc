@@ -66,7 +66,7 @@ absl::Status DeviceCache::Allocate(const PagedCache& cache, const DeviceCacheOpt
   if (sizes.launches_max < 1) return absl::InvalidArgumentError("launches_max must be 1 at least");
   CRUMB_RETURN_IF_ERROR(AllocateLanes(cache.block_tokens, sizes.launches_max, stores_));
   CRUMB_RETURN_IF_ERROR(AllocateLanes(cache.block_tokens, sizes.launches_max, loads_));
-  CRUMB_ASSIGN_OR_RETURN(heap_, PinnedHeap::Create(*device_, sizes.staging_bytes));
+  CRUMB_ASSIGN_OR_RETURN(heap_, PinnedHeap::Create(device_, sizes.staging_bytes));
   pinner_.Use();
   return absl::OkStatus();
 }
@@ -271,13 +271,16 @@ absl::Status DeviceCache::StoreChunk(const DeviceCopyWork& work, Pages pages, De
   stores_.next = (stores_.next + 1) % stores_.lanes.size();
   lane.used = true;
   CRUMB_RETURN_IF_ERROR(stores_.tables->Send(*slot, stream));
-  CRUMB_RETURN_IF_ERROR(Quantize(work, pages, slot->device, stream));
+  const absl::Status quantized = Quantize(work, pages, slot->device, stream);
+  // The events stand for work that was enqueued before an error, too: later work uses its tables,
+  // its lane and the workspace again.
   CRUMB_RETURN_IF_ERROR(device_->Record(workspace_used_.get(), stream));
   CRUMB_RETURN_IF_ERROR(device_->Record(lane.filled.get(), stream));
   CRUMB_RETURN_IF_ERROR(device_->Wait(stores_.copies.get(), lane.filled.get()));
-  CRUMB_RETURN_IF_ERROR(CopyOut(work, pages, lane, slot->device));
+  const absl::Status copied = quantized.ok() ? CopyOut(work, pages, lane, slot->device) : quantized;
   CRUMB_RETURN_IF_ERROR(stores_.tables->Queued(*slot, stores_.copies.get()));
-  return device_->Record(lane.emptied.get(), stores_.copies.get());
+  CRUMB_RETURN_IF_ERROR(device_->Record(lane.emptied.get(), stores_.copies.get()));
+  return copied;
 }
 
 absl::Status DeviceCache::Store(const DeviceCopyWork& work, DeviceStream stream, DeviceEvent done) {
@@ -349,13 +352,15 @@ absl::Status DeviceCache::LoadChunk(const DeviceCopyWork& work, Pages pages,
   if (lane.used) CRUMB_RETURN_IF_ERROR(device_->Wait(loads_.copies.get(), lane.emptied.get()));
   loads_.next = (loads_.next + 1) % loads_.lanes.size();
   lane.used = true;
-  CRUMB_RETURN_IF_ERROR(CopyIn(work, pages, arena, lane));
-  CRUMB_RETURN_IF_ERROR(device_->Record(lane.filled.get(), loads_.copies.get()));
   CRUMB_RETURN_IF_ERROR(loads_.tables->Send(*slot, stream));
+  const absl::Status copied = CopyIn(work, pages, arena, lane);
+  // As in StoreChunk, the events stand for work that was enqueued before an error, too.
+  CRUMB_RETURN_IF_ERROR(device_->Record(lane.filled.get(), loads_.copies.get()));
   CRUMB_RETURN_IF_ERROR(device_->Wait(stream, lane.filled.get()));
-  CRUMB_RETURN_IF_ERROR(Dequantize(work, pages, slot->device, stream));
+  const absl::Status written = copied.ok() ? Dequantize(work, pages, slot->device, stream) : copied;
   CRUMB_RETURN_IF_ERROR(loads_.tables->Queued(*slot, stream));
-  return device_->Record(lane.emptied.get(), stream);
+  CRUMB_RETURN_IF_ERROR(device_->Record(lane.emptied.get(), stream));
+  return written;
 }
 
 absl::Status DeviceCache::Load(const DeviceCopyWork& work, const PinnedArena& arena,
@@ -367,11 +372,7 @@ absl::Status DeviceCache::Load(const DeviceCopyWork& work, const PinnedArena& ar
     const int pages_max = LoadPagesMax(rest.front()->format);
     queued = LoadChunk(work, TakeChunk(&rest, pages_max), arena, stream);
   }
-  if (!queued.ok()) {
-    // Copies into a lane may be in flight without a kernel behind them on `stream`.
-    CRUMB_RETURN_IF_ERROR(device_->Record(done, loads_.copies.get()));
-    device_->Synchronize(done).IgnoreError();
-  }
+  // Recorded after an error too, because earlier work may be in flight.
   CRUMB_RETURN_IF_ERROR(device_->Record(done, stream));
   return queued;
 }

@@ -11,9 +11,11 @@
 
 namespace crumb::client {
 
-absl::StatusOr<std::unique_ptr<PinnedHeap>> PinnedHeap::Create(Device& device, size_t bytes) {
+absl::StatusOr<std::unique_ptr<PinnedHeap>> PinnedHeap::Create(std::shared_ptr<Device> device,
+                                                               size_t bytes) {
   auto state = std::make_shared<State>();
-  CRUMB_ASSIGN_OR_RETURN(state->memory, NewPinnedBuffer(device, bytes));
+  CRUMB_ASSIGN_OR_RETURN(state->memory, NewPinnedBuffer(*device, bytes));
+  state->device = std::move(device);
   state->bytes = bytes;
   if (bytes > 0) {
     MutexLock lock(&state->mutex);

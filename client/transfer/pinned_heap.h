@@ -14,11 +14,12 @@ namespace crumb::client {
 
 // PinnedHeap cuts blocks of any size out of one piece of pinned host memory, to and from which a
 // device copies asynchronously. Pinning takes about a second for each few GiB, so that all of it is
-// pinned once. Blocks keep the memory alive, but not the device. Thread-safe.
+// pinned once. Blocks keep the memory and its device alive. Thread-safe.
 class PinnedHeap {
  public:
-  // `device` is borrowed. kResourceExhausted: that much memory cannot be pinned.
-  static absl::StatusOr<std::unique_ptr<PinnedHeap>> Create(Device& device, size_t bytes);
+  // kResourceExhausted: that much memory cannot be pinned.
+  static absl::StatusOr<std::unique_ptr<PinnedHeap>> Create(std::shared_ptr<Device> device,
+                                                            size_t bytes);
 
   // Returns `bytes` uninitialized bytes, aligned to kTileAlignment, which return to the heap with
   // the last reference. kResourceExhausted: no free piece is that large.
@@ -26,6 +27,7 @@ class PinnedHeap {
 
  private:
   struct State {
+    std::shared_ptr<Device> device;  // outlives `memory`
     PinnedBuffer memory;
     size_t bytes = 0;
     Mutex mutex;

@@ -369,7 +369,10 @@ absl::Status SimulatedDevice::ToDevice(std::span<const DeviceCopy> copies, Devic
 }
 
 absl::Status SimulatedDevice::ToHost(std::span<const DeviceCopy> copies, DeviceStream stream) {
-  for (const DeviceCopy& copy : copies) {
+  const size_t most = copies_to_host_max.load();
+  for (size_t i = 0; i < copies.size(); ++i) {
+    if (i >= most) return absl::InternalError("copies to the host fail here");
+    const DeviceCopy& copy = copies[i];
     bool pinned = false;
     {
       MutexLock lock(&mutex_);

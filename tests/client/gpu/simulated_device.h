@@ -82,6 +82,8 @@ class SimulatedDevice final : public Device {
   std::function<void(const DeviceCopy&)> before_copy_to_host;
   // Calls with at least this number of copies to the device fail before they enqueue any.
   std::atomic<size_t> copies_fail_from{SIZE_MAX};
+  // Calls with more copies to the host than this number enqueue so many of them and fail.
+  std::atomic<size_t> copies_to_host_max{SIZE_MAX};
   // From now on, every allocation and pinned allocation fails the test.
   std::atomic<bool> allocations_forbidden{false};
 
