@@ -109,7 +109,7 @@ class PagedTransfer final : public Transfer {
       token.lease = acquired->lease_id;
       token.tiers = acquired->page_tiers;
       if (prefix.pages > 0) token.last_key = keys[prefix.pages - 1];
-      NoteHits(*acquired);
+      NoteHits(*acquired, wanted.wait_for_lower_tiers);
     } else {
       NoteFailure(acquired.status());
     }
@@ -267,7 +267,7 @@ class PagedTransfer final : public Transfer {
     return page;
   }
 
-  void NoteHits(const AcquireResult& acquired) {
+  void NoteHits(const AcquireResult& acquired, bool waited) {
     for (const Tier tier : acquired.page_tiers) {
       Counter& counter = tier == Tier::kDevice   ? tally_.hit_tokens_device
                          : tier == Tier::kSsd    ? tally_.hit_tokens_ssd
@@ -276,7 +276,7 @@ class PagedTransfer final : public Transfer {
       counter.Add(kPageTokens);
     }
     if (acquired.miss_reason == MissReason::kGeneration) binder_->Invalidate();
-    if (acquired.miss_reason == MissReason::kDeadline) tally_.deadline_exceeded.Add();
+    if (waited && acquired.miss_reason == MissReason::kDeadline) tally_.deadline_exceeded.Add();
   }
 
   void NoteFailure(const absl::Status& status) {

@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "kernels/bf16.h"
 #include "kernels/quantize.h"
+#include "tests/client/forwarding_client.h"
 #include "tests/client/memory_client.h"
 #include "tests/client/sequence_model.h"
 #include "tests/client/transfer/engine_cache.h"
@@ -275,6 +276,30 @@ TEST_F(TransferErrorsTest, WithoutCrumbdPrefixesAreEmptyAndNothingFails) {
   ASSERT_TRUE(prefix.ok()) << prefix.status();
   EXPECT_EQ(prefix->pages, 0);
   EXPECT_EQ(writer->counters().publish_dropped_unavailable, kEnginePages);
+}
+
+// A client whose pages are all on a lower tier and never arrive.
+class LateClient final : public ForwardingClient {
+ public:
+  using ForwardingClient::ForwardingClient;
+  absl::StatusOr<AcquireResult> Acquire(const AcquireRequest&) override {
+    AcquireResult late;
+    late.miss_reason = MissReason::kDeadline;
+    return late;
+  }
+};
+
+TEST_F(TransferErrorsTest, OnlyALookupThatWaitedHasExceededItsDeadline) {
+  LateClient late(client_);
+  const auto transfer = Transfer::Open(Options(kernels::PageFormat::kInt2), &late).value();
+  const std::string keyspace = transfer->Keyspace(seconds(1));
+  const auto keys = transfer->Keys(keyspace, tokens_, {}).value();
+  EXPECT_EQ(transfer->Acquire(keyspace, keys, seconds(0)).value().miss_reason,
+            MissReason::kDeadline);
+  EXPECT_EQ(transfer->counters().deadline_exceeded, 0);
+  EXPECT_EQ(transfer->Acquire(keyspace, keys, seconds(1)).value().miss_reason,
+            MissReason::kDeadline);
+  EXPECT_EQ(transfer->counters().deadline_exceeded, 1);
 }
 
 }  // namespace
