@@ -5,6 +5,7 @@
 import importlib.util
 import pathlib
 import sys
+import threading
 import types
 import unittest
 
@@ -22,13 +23,15 @@ def load(name):
 requests = load("_requests")
 policy = load("_policy")
 PAGE = requests.PAGE_TOKENS
+SECONDS = 30  # bound on waits that a test ends itself
 
 
 class FakeLease:
     open_leases = 0
 
-    def __init__(self, pages):
+    def __init__(self, pages, arrived=0, late=False):
         self.pages, self.token = pages, b"lease"
+        self.arrived_pages, self.late = arrived, late
         FakeLease.open_leases += 1
 
     def close(self):
@@ -40,6 +43,10 @@ class FakeStore:
 
     def __init__(self):
         self.pages = set()
+        self.deadlines = []
+        self.may_find = threading.Event()
+        self.may_find.set()
+        self.arrived, self.late = 0, False
 
     def keyspace(self):
         return b"keyspace"
@@ -53,10 +60,23 @@ class FakeStore:
         return keys
 
     def acquire(self, keyspace, keys, deadline):
+        self.deadlines.append(deadline)
+        assert self.may_find.wait(SECONDS)
         hits = 0
         while hits < len(keys) and keys[hits] in self.pages:
             hits += 1
-        return FakeLease(hits)
+        return FakeLease(hits, min(hits, self.arrived), self.late)
+
+
+class FakePolicy:
+    """Notes what it hears."""
+
+    def __init__(self, loading=lambda tokens: True, waiting=lambda tokens: True):
+        self.worth_loading, self.worth_waiting = loading, waiting
+        self.heard = []
+
+    def arrived(self, tokens, seconds):
+        self.heard.append((tokens, seconds))
 
 
 class Request(types.SimpleNamespace):
@@ -92,8 +112,12 @@ class RequestsTest(unittest.TestCase):
     def tearDown(self):
         self.assertEqual(FakeLease.open_leases, 0, "a lease was not given back")
 
-    def make(self, block_tokens=16, exact=False, worth=lambda tokens: True):
-        return requests.Requests(self.store, block_tokens, exact, 0.1, worth)
+    def make(self, block_tokens=16, exact=False, worth=lambda tokens: True, policy=None,
+             patience=SECONDS):
+        made = requests.Requests(self.store, block_tokens, exact, 0.1,
+                                 policy or FakePolicy(worth), patience)
+        self.addCleanup(made.close)
+        return made
 
     def publish(self, jobs):
         for job in jobs:
@@ -260,8 +284,107 @@ class RequestsTest(unittest.TestCase):
         tracker = self.make(exact=True, worth=lambda tokens: tokens > 600)
         self.run_prompt(tracker, Request("a", range(640)), range(40))
         tracker.finished("a")
-        self.assertEqual(tracker.matched_tokens(Request("b", range(640)), 0), 0)
+        request = Request("b", range(700))
+        self.store.deadlines.clear()
+        self.assertEqual(tracker.matched_tokens(request, 64), 0)
+        # It is looked up all the same, without a deadline, so that it is not stored again.
+        self.assertEqual(self.store.deadlines, [0.0])
+        tracker.allocated(request, range(44), 0)
+        stores = tracker.stores(step(new=[("b", range(44), 64, 636)]))
+        self.assertEqual([job.first_page for job in stores], [])
         tracker.finished("b")
+
+    def test_the_choice_is_made_once(self):
+        choices = iter([True, False])
+        tracker = self.make(exact=True, worth=lambda tokens: next(choices))
+        self.store.pages.update(self.store.keys(b"", range(640), [requests.NO_EXTRA] * 10))
+        self.assertEqual(tracker.matched_tokens(Request("a", range(640)), 0), 576)
+        tracker.finished("a")
+
+    def found_later(self, tracker, request):
+        """The result of a lookup that the test holds up until now."""
+        self.store.may_find.set()
+        lookup = tracker._tracked[request.request_id].lookup
+        lookup.result(SECONDS)
+        return tracker.matched_tokens(request, 0)
+
+    def test_other_requests_run_while_a_lookup_waits(self):
+        tracker = self.make(exact=True, patience=0.0)
+        self.store.pages.update(self.store.keys(b"", range(640), [requests.NO_EXTRA] * 10))
+        self.store.may_find.clear()
+        request = Request("a", range(640))
+        for _ in range(3):
+            self.assertIsNone(tracker.matched_tokens(request, 0))
+        self.assertEqual(self.found_later(tracker, request), 576)
+        self.assertEqual(self.store.deadlines, [0.1])
+        tracker.allocated(request, range(40), 576)
+        self.assertEqual([job.first_page for job in tracker.loads()], [0])
+        tracker.finished("a")
+
+    def test_leases_of_requests_that_end_during_their_lookups_are_given_back(self):
+        tracker = self.make(exact=True, patience=0.0)
+        self.store.pages.update(self.store.keys(b"", range(640), [requests.NO_EXTRA] * 10))
+        self.store.may_find.clear()
+        for number in range(2 * requests.LOOKUPS_MAX):
+            request_id = str(number)
+            self.assertIsNone(tracker.matched_tokens(Request(request_id, range(640)), 0))
+            tracker.finished(request_id)
+        self.store.may_find.set()
+        tracker.close()
+        self.assertEqual(FakeLease.open_leases, 0)
+
+    def test_the_policy_hears_how_long_pages_took_to_arrive(self):
+        self.store.pages.update(self.store.keys(b"", range(640), [requests.NO_EXTRA] * 10))
+        for waiting, arrived, late, heard in ((True, 0, False, []), (True, 3, False, [192]),
+                                              (True, 0, True, [0]), (False, 0, True, [])):
+            chooser = FakePolicy(waiting=lambda tokens, wait=waiting: wait)
+            tracker = self.make(exact=True, policy=chooser)
+            self.store.arrived, self.store.late = arrived, late
+            self.store.deadlines.clear()
+            self.assertEqual(tracker.matched_tokens(Request("a", range(640)), 0), 576)
+            self.assertEqual(self.store.deadlines, [0.1 if waiting else 0.0])
+            self.assertEqual([tokens for tokens, _ in chooser.heard], heard)
+            tracker.finished("a")
+
+    def test_pages_of_the_engines_own_prefix_cache_are_not_stored_again(self):
+        tracker = self.make(exact=True)
+        request = Request("a", range(700))
+        self.assertEqual(tracker.matched_tokens(request, 640), 0)
+        tracker.allocated(request, range(44), 0)
+        stores = tracker.stores(step(new=[("a", range(44), 640, 60)]))
+        request.all_token_ids.extend(range(4))
+        stores += tracker.stores(step(cached=[("a", None, 700, 4)]))
+        self.assertEqual([(j.first_page, len(j.keys)) for j in stores], [(10, 1)])
+        tracker.finished("a")
+
+    def test_pages_for_which_a_worker_had_no_memory_are_stored_in_a_later_step(self):
+        tracker = self.make()
+        request = Request("a", range(640))
+        _, _, stores = self.run_prompt(tracker, request, range(40))
+        request.all_token_ids.append(7)
+        ahead = tracker.stores(step(cached=[("a", None, 640, 1)]))
+        for _ in range(2):  # two ranks say so
+            tracker.store_refused("a", 4, 10)
+        again = tracker.stores(step(cached=[("a", range(40, 41), 641, 1)]))
+        self.assertEqual([(j.first_page, len(j.keys)) for j in stores + ahead + again],
+                         [(0, 10), (4, 6)])
+        self.assertEqual((again[0].parent, again[0].keys), (stores[0].keys[3], stores[0].keys[4:]))
+        self.assertEqual(tracker.stores(step(cached=[("a", None, 642, 1)])), [])
+        tracker.store_refused("b", 0, 1)  # has ended
+        tracker.finished("a")
+
+    def test_refused_pages_of_a_preempted_request_wait_until_they_are_computed_again(self):
+        tracker = self.make()
+        request = Request("a", range(640))
+        self.run_prompt(tracker, request, range(40))
+        tracker.store_refused("a", 4, 10)
+        blocks = range(50, 90)
+        self.assertEqual(
+            tracker.stores(step(cached=[("a", blocks, 0, 500)], resumed=["a"])), [])
+        again = tracker.stores(step(cached=[("a", None, 500, 140)]))
+        self.assertEqual([(j.first_page, len(j.keys)) for j in again], [(4, 6)])
+        self.assertEqual(again[0].blocks, tuple(blocks))
+        tracker.finished("a")
 
 
 class PolicyTest(unittest.TestCase):
@@ -281,6 +404,23 @@ class PolicyTest(unittest.TestCase):
         for _ in range(20):
             chooser.loaded(1000, 0.1)
         self.assertTrue(chooser.worth_loading(1000))
+
+    def test_pages_that_arrive_slowly_are_not_waited_for(self):
+        for tokens, seconds, worth in ((1000, 0.1, True), (1000, 0.9, False), (0, 0.1, False)):
+            chooser = policy.LoadPolicy(random_value=lambda: 1.0)
+            chooser.computed(1000, 1.0)
+            chooser.loaded(1000, 0.1)
+            self.assertTrue(chooser.worth_waiting(1000))
+            chooser.arrived(tokens, seconds)
+            self.assertEqual(chooser.worth_waiting(1000), worth)
+            self.assertTrue(chooser.worth_loading(1000))
+
+    def test_always_means_always(self):
+        chooser = policy.AlwaysLoad(random_value=lambda: 1.0)
+        chooser.computed(1000, 1.0)
+        chooser.loaded(1000, 10.0)
+        chooser.arrived(0, 10.0)
+        self.assertTrue(chooser.worth_loading(1000) and chooser.worth_waiting(1000))
 
     def test_a_few_are_loaded_to_correct_a_prediction(self):
         chooser = policy.LoadPolicy(random_value=lambda: 0.001)

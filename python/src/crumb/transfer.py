@@ -93,6 +93,16 @@ class Lease(Handle):
         self.pages, self.tiers, self.reason, self.token = pages, tiers, reason, token
         self._own(handle, _close_lease)
 
+    @property
+    def arrived_pages(self) -> int:
+        """How many of the pages were brought from SSD and other nodes."""
+        return sum(tier in (Tier.SSD, Tier.REMOTE) for tier in self.tiers)
+
+    @property
+    def late(self) -> bool:
+        """Whether the next page is on SSD or another node, and did not arrive in time."""
+        return self.reason is Miss.DEADLINE
+
 
 def _close_lease(handle: Optional[int]) -> None:
     if handle:
@@ -239,7 +249,8 @@ class Transfer(Handle):
         self._check(c.crumb_transfer_keys(self._handle, keyspace, len(keyspace), address, count,
                                           _bytes(_joined(extra)), len(extra), _bytes(keys)))
         del held
-        return [keys.raw[i * KEY_BYTES:(i + 1) * KEY_BYTES] for i in range(pages)]
+        made = keys.raw
+        return [made[i * KEY_BYTES:(i + 1) * KEY_BYTES] for i in range(pages)]
 
     def acquire(self, keyspace: bytes, keys: SequenceOf[bytes], deadline: float = 0.2) -> Lease:
         """Leases the longest prefix of the keys that crumbd has for all layers and heads.

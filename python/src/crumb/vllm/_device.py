@@ -30,10 +30,29 @@ class DeviceStreams:
         event.record(self._cuda.current_stream(self._device))
         return event
 
-    def load(self, behind: Any) -> int:
-        """The stream for loads, which waits for the point `behind` from now on."""
+    def begin_load(self, behind: Any) -> "LoadSpan":
+        """Lets the stream for loads wait for the point `behind`, and times what comes next."""
         self._loads.wait_event(behind)
-        return int(self._loads.cuda_stream)
+        return LoadSpan(self._cuda, self._loads)
+
+
+class LoadSpan:
+    """The work of one load on the stream for loads, a cudaStream_t in `stream`."""
+
+    def __init__(self, cuda: Any, stream: Any) -> None:
+        self._begin, self._end = (cuda.Event(enable_timing=True) for _ in range(2))
+        self._stream = stream
+        self.stream = int(stream.cuda_stream)
+        self._begin.record(stream)
+
+    def end(self) -> None:
+        """The work is enqueued."""
+        self._end.record(self._stream)
+
+    def seconds(self) -> float:
+        """How long the device took from `begin_load` to `end`. Blocks until then."""
+        self._end.synchronize()
+        return float(self._begin.elapsed_time(self._end)) / 1e3
 
 
 class StepTimer:

@@ -13,18 +13,22 @@ MARGIN = 0.8
 # Fraction of the prefixes predicted to be slower that are loaded all the same, so that a prediction
 # that no longer holds is corrected.
 EXPLORED = 0.02
+# Tokens that a lookup is taken to have brought if the deadline passed before a page arrived.
+NOTHING_ARRIVED_TOKENS = 64
 
 
 class LoadPolicy:
     """Compares the predicted times of loading and of computing a prefix.
 
-    Both are taken to grow with the number of tokens. The time per token is measured in this engine,
-    for either; until both are known every prefix is loaded.
+    Both are taken to grow with the number of tokens. The time per token is measured in this engine:
+    that of computing, that of loading from host memory, and that in which pages arrive there from
+    SSD and other nodes. Until they are known every prefix is loaded.
     """
 
     def __init__(self, random_value: Callable[[], float] = random.random) -> None:
         self._random = random_value
         self._load_seconds_per_token: Optional[float] = None
+        self._arrival_seconds_per_token: Optional[float] = None
         self._compute_seconds_per_token: Optional[float] = None
 
     def loaded(self, tokens: int, seconds: float) -> None:
@@ -32,6 +36,12 @@ class LoadPolicy:
         if tokens > 0:
             self._load_seconds_per_token = _averaged(self._load_seconds_per_token,
                                                      seconds / tokens)
+
+    def arrived(self, tokens: int, seconds: float) -> None:
+        """A lookup waited `seconds` for pages on SSD and other nodes; those of `tokens` tokens
+        arrived."""
+        self._arrival_seconds_per_token = _averaged(self._arrival_seconds_per_token,
+                                                    seconds / max(tokens, NOTHING_ARRIVED_TOKENS))
 
     def computed(self, tokens: int, seconds: float) -> None:
         """A step that computed `tokens` tokens of prompts, and little else, took `seconds`."""
@@ -41,10 +51,29 @@ class LoadPolicy:
 
     def worth_loading(self, tokens: int) -> bool:
         """Whether `tokens` tokens are predicted to be loaded faster than computed."""
+        return self._faster(tokens, 0.0)
+
+    def worth_waiting(self, tokens: int) -> bool:
+        """Whether the same is predicted of pages that have to arrive in host memory first."""
+        return self._faster(tokens, self._arrival_seconds_per_token)
+
+    def _faster(self, tokens: int, arrival: Optional[float]) -> bool:
         load, compute = self._load_seconds_per_token, self._compute_seconds_per_token
-        if load is None or compute is None or tokens * load <= MARGIN * tokens * compute:
+        if load is None or compute is None or arrival is None:
+            return True
+        if tokens * (load + arrival) <= MARGIN * tokens * compute:
             return True
         return self._random() < EXPLORED
+
+
+class AlwaysLoad(LoadPolicy):
+    """Loads every prefix and waits for every page."""
+
+    def worth_loading(self, tokens: int) -> bool:
+        return True
+
+    def worth_waiting(self, tokens: int) -> bool:
+        return True
 
 
 def _averaged(before: Optional[float], now: float) -> float:

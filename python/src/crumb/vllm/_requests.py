@@ -11,10 +11,12 @@ the target model may still reject, or a placeholder of asynchronous scheduling, 
 `Request.all_token_ids`, and pages that reach beyond its end are not stored.
 """
 
+import concurrent.futures
 import dataclasses
 import hashlib
 import math
-from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+import time
+from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple
 
 PAGE_TOKENS = 64
 # Tokens at the end of a prompt that are recomputed even if their pages are stored as INT2: the
@@ -22,6 +24,11 @@ PAGE_TOKENS = 64
 # for its logits.
 RECENT_TOKENS = 256
 NO_EXTRA = bytes(32)
+# Lookups at once that wait for pages on SSD and other nodes. Further ones queue.
+LOOKUPS_MAX = 4
+# Seconds that the scheduler waits for a lookup before it schedules other requests. Pages in host
+# memory are found in one to three milliseconds.
+PATIENCE_SECONDS = 0.005
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +68,20 @@ class Lease(Protocol):
 
     token: bytes
     pages: int
+    arrived_pages: int  # those that were brought from SSD and other nodes
+    late: bool  # the next page did not arrive before the deadline
 
     def close(self) -> None: ...
+
+
+class Policy(Protocol):
+    """Load or recompute: _policy.LoadPolicy."""
+
+    def worth_loading(self, tokens: int) -> bool: ...
+
+    def worth_waiting(self, tokens: int) -> bool: ...
+
+    def arrived(self, tokens: int, seconds: float) -> None: ...
 
 
 class PageStore(Protocol):
@@ -101,6 +120,14 @@ def page_extras(request: Any, pages: int) -> List[bytes]:
     return extras
 
 
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """The result of a lookup."""
+
+    lease: Lease
+    waited_seconds: Optional[float]  # None: it did not wait for pages on SSD and other nodes
+
+
 @dataclasses.dataclass
 class _Tracked:
     """A request between its arrival and its end."""
@@ -110,8 +137,11 @@ class _Tracked:
     keys: List[bytes] = dataclasses.field(default_factory=list)
     blocks: List[int] = dataclasses.field(default_factory=list)
     stored_pages: int = 0  # leading pages that are in crumbd, or were given to a worker to store
+    refused: List[Tuple[int, int]] = dataclasses.field(default_factory=list)  # those it refused
+    lookup: Optional["concurrent.futures.Future[_Found]"] = None  # under way
     lease: Optional[Lease] = None
     load_pages: Tuple[int, int] = (0, 0)  # pages [first, end) that are to be loaded
+    wanted: bool = True  # loading was predicted to beat computing
     loaded: bool = False  # pages of it came from crumbd
 
 
@@ -119,27 +149,37 @@ class Requests:
     """Follows every request of one scheduler and says what its workers load and store.
 
     page_store: crumbd. block_tokens: tokens of an engine's block. exact: stored pages are BF16.
-    deadline: seconds that a lookup may wait for pages on SSD and other nodes.
-    worth_loading(tokens): whether loading so many tokens is predicted to beat computing them.
+    deadline: seconds that a lookup may wait for pages on SSD and other nodes; other requests run
+    meanwhile. policy: whether loading is predicted to beat computing. patience: seconds that
+    `matched_tokens` waits for a new lookup.
     """
 
     def __init__(self, page_store: PageStore, block_tokens: int, exact: bool, deadline: float,
-                 worth_loading: Callable[[int], bool] = lambda tokens: True) -> None:
+                 policy: Policy, patience: float = PATIENCE_SECONDS) -> None:
         self._store = page_store
         self._block_tokens = block_tokens
         # Loaded prefixes end where a page and a block end.
         self._step = math.lcm(block_tokens, PAGE_TOKENS)
         self._exact = exact
         self._deadline = deadline
-        self._worth_loading = worth_loading
+        self._policy = policy
+        self._patience = patience
         self._tracked: Dict[str, _Tracked] = {}
         self._loading: List[str] = []
+        self._lookups = concurrent.futures.ThreadPoolExecutor(LOOKUPS_MAX, "crumb-lookup")
 
     def __len__(self) -> int:
         return len(self._tracked)
 
-    def matched_tokens(self, request: Any, computed_tokens: int) -> int:
-        """Tokens behind the first `computed_tokens` that crumbd can supply.
+    def close(self) -> None:
+        """Ends all requests and waits for their lookups."""
+        for request_id in list(self._tracked):
+            self.finished(request_id)
+        self._lookups.shutdown(wait=True)
+
+    def matched_tokens(self, request: Any, computed_tokens: int) -> Optional[int]:
+        """Tokens behind the first `computed_tokens` that crumbd can supply; None: the lookup is
+        still under way, and the engine asks again.
 
         The pages stay leased until the load is over or the request ends. May be called again for
         the same request; the lease of the call before is given back then.
@@ -150,20 +190,50 @@ class Requests:
             return 0
         recomputed = 1 if self._exact else RECENT_TOKENS
         most = (request.num_tokens - recomputed) // self._step * self._step
-        if most - computed_tokens < PAGE_TOKENS or not self._worth_loading(most - computed_tokens):
+        if most - computed_tokens < PAGE_TOKENS:
+            # Pages in the engine's own prefix cache were stored when they were computed.
+            tracked.stored_pages = max(tracked.stored_pages, computed_tokens // PAGE_TOKENS)
             return 0
-        # Pages behind `most` are looked up as well: those that exist need not be stored again.
-        keys = self._keys(tracked, request.num_tokens // PAGE_TOKENS)
-        lease = self._store.acquire(tracked.keyspace, keys, self._deadline)
-        tracked.stored_pages = max(tracked.stored_pages, lease.pages)
-        found = min(most, lease.pages * PAGE_TOKENS // self._step * self._step)
-        matched: int = found - computed_tokens
-        if matched <= 0 or not self._worth_loading(matched):
-            lease.close()
+        found = self._found(tracked, most - computed_tokens)
+        if found is None:
+            return None
+        tracked.stored_pages = max(tracked.stored_pages, found.pages)
+        end = min(most, found.pages * PAGE_TOKENS // self._step * self._step)
+        matched: int = end - computed_tokens
+        if matched <= 0 or not tracked.wanted:
+            found.close()
             return 0
-        tracked.lease = lease
-        tracked.load_pages = (computed_tokens // PAGE_TOKENS, found // PAGE_TOKENS)
+        tracked.lease = found
+        tracked.load_pages = (computed_tokens // PAGE_TOKENS, end // PAGE_TOKENS)
         return matched
+
+    def _found(self, tracked: _Tracked, tokens: int) -> Optional[Lease]:
+        """The prefix of the request that crumbd has, for a load of at most `tokens` tokens; None:
+        it is not known yet."""
+        patience = 0.0
+        if tracked.lookup is None:
+            tracked.wanted = self._policy.worth_loading(tokens)
+            waits = tracked.wanted and self._policy.worth_waiting(tokens)
+            # All pages of the prompt are looked up, those that are not worth loading and those
+            # behind the last one to load, too: pages that exist need not be stored again.
+            keys = self._keys(tracked, tracked.request.num_tokens // PAGE_TOKENS)
+            tracked.lookup = self._lookups.submit(self._look_up, tracked.keyspace, keys,
+                                                  self._deadline if waits else 0.0)
+            patience = self._patience
+        try:
+            found = tracked.lookup.result(patience)
+        except concurrent.futures.TimeoutError:
+            return None
+        tracked.lookup = None
+        lease = found.lease
+        if found.waited_seconds is not None and (lease.arrived_pages > 0 or lease.late):
+            self._policy.arrived(lease.arrived_pages * PAGE_TOKENS, found.waited_seconds)
+        return lease
+
+    def _look_up(self, keyspace: bytes, keys: Sequence[bytes], deadline: float) -> _Found:
+        begin = time.monotonic()
+        lease = self._store.acquire(keyspace, keys, deadline)
+        return _Found(lease, time.monotonic() - begin if deadline > 0 else None)
 
     def allocated(self, request: Any, blocks: Sequence[int], external_tokens: int) -> None:
         """The engine has given the request its block table, and loads `external_tokens` tokens of
@@ -226,11 +296,20 @@ class Requests:
             tracked.stored_pages = min(tracked.stored_pages, tracked.load_pages[0])
             self._release(tracked)
 
+    def store_refused(self, request_id: str, first_page: int, end_page: int) -> None:
+        """A worker had no memory for these pages: they are stored in the next step."""
+        tracked = self._tracked.get(request_id)
+        if tracked is not None and (first_page, end_page) not in tracked.refused:
+            tracked.refused.append((first_page, end_page))
+
     def finished(self, request_id: str) -> None:
         """The request has ended in whatever way."""
         tracked = self._tracked.pop(request_id, None)
-        if tracked is not None:
-            self._release(tracked)
+        if tracked is None:
+            return
+        self._release(tracked)
+        if tracked.lookup is not None and not tracked.lookup.cancel():
+            tracked.lookup.add_done_callback(_give_back)
 
     def _add_store(self, jobs: List[StoreJob], tracked: _Tracked, computed: int,
                    scheduled: int) -> None:
@@ -238,14 +317,19 @@ class Requests:
             return
         known = min(computed + scheduled, tracked.request.num_tokens)
         end = min(known // PAGE_TOKENS, len(tracked.blocks) * self._block_tokens // PAGE_TOKENS)
-        first = tracked.stored_pages
-        if end <= first:
-            return
-        keys = self._keys(tracked, end)
-        jobs.append(StoreJob(tracked.request.request_id, tracked.keyspace, tuple(keys[first:end]),
-                             first, keys[first - 1] if first else NO_EXTRA,
-                             self._blocks(tracked, end), tracked.loaded and not self._exact))
-        tracked.stored_pages = end
+        # A request that was preempted has not computed all of its refused pages again yet.
+        again = [pages for pages in tracked.refused if pages[1] <= end]
+        tracked.refused = [pages for pages in tracked.refused if pages[1] > end]
+        if end > tracked.stored_pages:
+            again.append((tracked.stored_pages, end))
+            tracked.stored_pages = end
+        for first, last in again:
+            keys = self._keys(tracked, last)
+            jobs.append(StoreJob(tracked.request.request_id, tracked.keyspace,
+                                 tuple(keys[first:last]), first,
+                                 keys[first - 1] if first else NO_EXTRA,
+                                 self._blocks(tracked, last),
+                                 tracked.loaded and not self._exact))
 
     def _blocks(self, tracked: _Tracked, end_page: int) -> Tuple[int, ...]:
         return tuple(tracked.blocks[:-(-end_page * PAGE_TOKENS // self._block_tokens)])
@@ -269,6 +353,12 @@ class Requests:
         if tracked.lease is not None:
             tracked.lease.close()
             tracked.lease = None
+
+
+def _give_back(lookup: "concurrent.futures.Future[_Found]") -> None:
+    """Ends the lease of a lookup that has ended, and whose request is gone."""
+    if lookup.exception() is None:
+        lookup.result().lease.close()
 
 
 def _has_tokens(request: Any) -> bool:

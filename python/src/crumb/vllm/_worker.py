@@ -10,14 +10,20 @@ import dataclasses
 import logging
 import threading
 import time
-from typing import Any, Dict, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
-from crumb.errors import Error
+from crumb.errors import Error, ResourceExhausted
 from crumb.transfer import Transfer
 from crumb.vllm._device import DeviceStreams
 from crumb.vllm._requests import PAGE_TOKENS, LoadJob, StoreJob
 
 log = logging.getLogger("crumb.vllm")
+
+# Pages of one call that stores: if there is no memory for all pages of a step, the calls in front
+# are not lost with the others. A call on a GPU is some five launches.
+STORE_PAGES = 64
+# Seconds between two warnings of refused stores, which are tried again in every step.
+WARNING_SECONDS = 10.0
 
 
 @dataclasses.dataclass
@@ -54,6 +60,8 @@ class PageMover:
         self._finished: Set[str] = set()
         self._failed_blocks: Set[int] = set()
         self._failed_requests: Set[str] = set()
+        self._refused: List[Tuple[str, int, int]] = []
+        self._warned: Optional[float] = None  # time of the last warning of a refused store
         self._moved = Moved()
         self._streams: Optional[DeviceStreams] = None  # None: the cache is in host memory
 
@@ -68,27 +76,32 @@ class PageMover:
             self._loading[job.request_id] = self._loader.submit(self._load, job, behind)
 
     def store(self, jobs: Sequence[StoreJob]) -> None:
-        """Reads and quantizes the pages, or enqueues that; they are published in the background. A
-        page that cannot be stored is a later miss, not an error."""
+        """Reads and quantizes the pages, or enqueues that; they are published in the background.
+        Pages for which there is no memory are returned by `take_refused`; a page that cannot be
+        stored otherwise is a later miss, not an error."""
         for job in jobs:
             begin = time.monotonic()
+            stored = 0
             try:
-                with self._transfer.store(job.keyspace, job.keys, job.first_page, job.blocks,
-                                          job.parent, job.over_int2_prefix) as store:
-                    if self._streams is None:
-                        store.layers()
-                    else:
-                        store.enqueue(self._streams.compute())
-                    store.finish()
-                stored, refused = len(job.keys), 0
+                while stored < len(job.keys):
+                    end = min(stored + STORE_PAGES, len(job.keys))
+                    self._store_pages(job, stored, end)
+                    stored = end
+            except ResourceExhausted as error:
+                self._refuse(job, stored, error)
             except Error as error:
-                log.warning("%d pages of request %s are not stored: %s", len(job.keys),
+                log.warning("%d pages of request %s are not stored: %s", len(job.keys) - stored,
                             job.request_id, error)
-                stored, refused = 0, 1
             with self._lock:
                 self._moved.stored_pages += stored
-                self._moved.refused_stores += refused
+                self._moved.refused_stores += stored < len(job.keys)
                 self._moved.store_seconds += time.monotonic() - begin
+
+    def take_refused(self) -> List[Tuple[str, int, int]]:
+        """Pages [first, end) of requests for which there was no memory since the last call."""
+        with self._lock:
+            refused, self._refused = self._refused, []
+        return refused
 
     def take_finished(self) -> Set[str]:
         """Requests whose loads have ended since the last call, with or without success."""
@@ -124,30 +137,60 @@ class PageMover:
         except Error as error:
             log.warning("pages were not published: %s", error)
 
+    def _store_pages(self, job: StoreJob, begin: int, end: int) -> None:
+        parent = job.keys[begin - 1] if begin else job.parent
+        with self._transfer.store(job.keyspace, job.keys[begin:end], job.first_page + begin,
+                                  job.blocks, parent, job.over_int2_prefix) as store:
+            if self._streams is None:
+                store.layers()
+            else:
+                store.enqueue(self._streams.compute())
+            store.finish()
+
+    def _refuse(self, job: StoreJob, stored: int, error: Error) -> None:
+        first, end = job.first_page + stored, job.first_page + len(job.keys)
+        with self._lock:
+            self._refused.append((job.request_id, first, end))
+        now = time.monotonic()
+        if self._warned is None or now - self._warned >= WARNING_SECONDS:
+            self._warned = now
+            log.warning("%d pages of request %s are not stored in this step: %s", end - first,
+                        job.request_id, error)
+
     def _load(self, job: LoadJob, behind: Any) -> None:
-        begin = time.monotonic()
         wanted = len(job.keys) - job.first_page
-        pages = 0
+        pages, seconds = 0, 0.0
         try:
-            with self._transfer.load(job.lease, job.keys, job.first_page, len(job.keys), job.blocks,
-                                     self._deadline) as load:
-                if self._streams is None:
-                    load.layers()
-                else:
-                    load.enqueue(self._streams.load(behind))
-                    load.wait()
-                pages = load.pages
+            pages, seconds = self._load_pages(job, behind)
         except Error as error:
             log.warning("%d pages of request %s are recomputed: %s", wanted, job.request_id, error)
+        except Exception:  # pylint: disable=broad-except  # the engine waits until the load ends
+            log.exception("%d pages of request %s are recomputed", wanted, job.request_id)
         with self._lock:
             self._moved.loaded_pages += pages
             self._moved.failed_pages += wanted - pages
-            self._moved.load_seconds += time.monotonic() - begin
+            self._moved.load_seconds += seconds
             if pages < wanted:
                 first, end = block_range(job.first_page + pages, len(job.keys), self._block_tokens)
                 self._failed_blocks.update(job.blocks[first:end])
                 self._failed_requests.add(job.request_id)
             self._finished.add(job.request_id)
+
+    def _load_pages(self, job: LoadJob, behind: Any) -> Tuple[int, float]:
+        """Returns how many pages were loaded, and the seconds that it took. The time in which steps
+        in front of the load ran is not counted: computing the pages would wait for them, too."""
+        begin = time.monotonic()
+        with self._transfer.load(job.lease, job.keys, job.first_page, len(job.keys), job.blocks,
+                                 self._deadline) as load:
+            if self._streams is None:
+                load.layers()
+                return load.pages, time.monotonic() - begin
+            fetched = time.monotonic() - begin
+            span = self._streams.begin_load(behind)
+            load.enqueue(span.stream)
+            span.end()
+            load.wait()
+            return load.pages, fetched + span.seconds()
 
 
 def block_range(first_page: int, end_page: int, block_tokens: int) -> Tuple[int, int]:

@@ -19,7 +19,7 @@ from crumb.errors import InvalidArgument
 from crumb.transfer import Transfer
 from crumb.vllm import _model
 from crumb.vllm._device import DeviceStreams, StepTimer
-from crumb.vllm._policy import LoadPolicy
+from crumb.vllm._policy import AlwaysLoad, LoadPolicy
 from crumb.vllm._requests import LoadJob, Requests, StoreJob
 from crumb.vllm._worker import PageMover
 from crumb.vllm.metrics import CrumbPromMetrics, CrumbStats
@@ -50,6 +50,7 @@ class StepTimes(KVConnectorWorkerMetadata):
     computed_tokens: int = 0
     compute_seconds: float = 0.0
     failed_requests: Tuple[str, ...] = ()
+    refused: Tuple[Tuple[str, int, int], ...] = ()  # pages that were not stored
 
     def aggregate(self, other: "KVConnectorWorkerMetadata") -> "KVConnectorWorkerMetadata":
         assert isinstance(other, StepTimes)
@@ -58,7 +59,8 @@ class StepTimes(KVConnectorWorkerMetadata):
             max(self.load_seconds, other.load_seconds),
             max(self.computed_tokens, other.computed_tokens),
             max(self.compute_seconds, other.compute_seconds),
-            tuple(set(self.failed_requests) | set(other.failed_requests)))
+            tuple(set(self.failed_requests) | set(other.failed_requests)),
+            tuple(set(self.refused) | set(other.refused)))
 
 
 class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
@@ -92,14 +94,13 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         rank = (Rank() if role == KVConnectorRole.SCHEDULER else
                 Rank(parallel.rank % parallel.tensor_parallel_size, parallel.tensor_parallel_size))
         self._transfer = Transfer(self._client, self._model, rank=rank)
-        self._policy = LoadPolicy()
-        worth = self._policy.worth_loading if extra("load", "auto") == "auto" else lambda _: True
+        self._policy = LoadPolicy() if extra("load", "auto") == "auto" else AlwaysLoad()
         # The scheduler's half, and the workers'; one of them is None.
         self._requests: Optional[Requests] = None
         self._mover: Optional[PageMover] = None
         if role == KVConnectorRole.SCHEDULER:
             self._requests = Requests(self._transfer, self._block_tokens,
-                                      self._model.history == "bf16", self._deadline, worth)
+                                      self._model.history == "bf16", self._deadline, self._policy)
         else:
             self._mover = PageMover(self._transfer, self._block_tokens, self._deadline)
         self._staging_bytes = int(extra("staging_bytes", 0))
@@ -114,7 +115,7 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
                                    num_computed_tokens: int) -> Tuple[Optional[int], bool]:
         assert self._requests is not None
         tokens = self._requests.matched_tokens(request, num_computed_tokens)
-        return tokens, tokens > 0
+        return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         assert self._requests is not None
@@ -136,6 +137,8 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
             self._policy.computed(times.computed_tokens, times.compute_seconds)
             for request_id in times.failed_requests:
                 self._requests.load_failed(request_id)
+            for request_id, first, end in times.refused:
+                self._requests.store_refused(request_id, first, end)
         for request_id in connector_output.finished_recving or ():
             self._requests.load_finished(request_id)
 
@@ -214,6 +217,7 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         times.loaded_tokens = moved.loaded_pages * 64
         times.load_seconds = moved.load_seconds
         times.failed_requests = tuple(self._mover.take_failed_requests())
+        times.refused = tuple(self._mover.take_refused())
         return times if times != StepTimes() else None
 
     def get_kv_connector_stats(self) -> Optional[CrumbStats]:
@@ -234,6 +238,8 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
     def shutdown(self) -> None:
         if self._mover is not None:
             self._mover.close()
+        if self._requests is not None:
+            self._requests.close()
         self._transfer.close()
         self._client.close()
 

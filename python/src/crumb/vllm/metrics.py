@@ -14,7 +14,7 @@ COUNTERS = {
     "loaded_pages": ("vllm:crumb_loaded_pages", "Pages of 64 tokens that were loaded."),
     "failed_pages": ("vllm:crumb_failed_pages", "Pages that did not arrive and were recomputed."),
     "stored_pages": ("vllm:crumb_stored_pages", "Pages that were given to crumbd."),
-    "refused_stores": ("vllm:crumb_refused_stores", "Stores that crumbd's client refused."),
+    "refused_stores": ("vllm:crumb_refused_stores", "Stores for which there was no memory."),
     "load_seconds": ("vllm:crumb_load_seconds", "Time of loads."),
     "store_seconds": ("vllm:crumb_store_seconds", "Time of stores: steps wait for it."),
 }

@@ -1,0 +1,185 @@
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""How the vLLM connector's workers move pages, without vLLM, crumbd and a device."""
+
+import importlib
+import logging
+import pathlib
+import sys
+import threading
+import types
+import unittest
+
+SOURCES = pathlib.Path(__file__).resolve().parents[1] / "src/crumb"
+
+
+def stand_in(name, **members):
+    """A module in place of one that needs the library or vLLM."""
+    made = sys.modules[name] = types.ModuleType(name)
+    made.__dict__.update(members)
+    return made
+
+
+class Error(Exception):
+    """crumb.errors.Error"""
+
+
+errors = stand_in("crumb.errors", Error=Error, Unavailable=type("Unavailable", (Error,), {}),
+                  ResourceExhausted=type("ResourceExhausted", (Error,), {}))
+stand_in("crumb.transfer", Transfer=object)
+stand_in("crumb", __path__=[str(SOURCES)])
+stand_in("crumb.vllm", __path__=[str(SOURCES / "vllm")])
+requests = importlib.import_module("crumb.vllm._requests")
+worker = importlib.import_module("crumb.vllm._worker")
+
+
+class Handle:
+    """A load or a store that notes its calls."""
+
+    def __init__(self, calls, pages=0):
+        self.calls, self.pages = calls, pages
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        self.calls.append("close")
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.calls.append((name, *arguments))
+
+
+class FakeTransfer:
+    """Has room for `room` pages."""
+
+    def __init__(self, room=1 << 20):
+        self.room, self.stores, self.calls = room, [], []
+        self.load_error = None
+        self.loadable = 1 << 20
+
+    def store(self, keyspace, keys, first_page, blocks, parent, over_int2_prefix):
+        if len(keys) > self.room:
+            raise errors.ResourceExhausted("staging memory is used up")
+        self.room -= len(keys)
+        self.stores.append((first_page, tuple(keys), parent, blocks, over_int2_prefix))
+        return Handle(self.calls)
+
+    def load(self, lease, keys, first_page, end_page, blocks, deadline):
+        if self.load_error is not None:
+            raise self.load_error
+        return Handle(self.calls, min(end_page - first_page, self.loadable))
+
+    def wait_published(self, timeout):
+        pass
+
+
+class FakeStreams:
+    """Streams on which work takes `took` seconds."""
+
+    def __init__(self, calls, took=0.0):
+        self.calls, self.took = calls, took
+        self.may_load = threading.Event()
+        self.may_load.set()
+
+    def compute(self):
+        return 11
+
+    def mark(self):
+        return "mark"
+
+    def begin_load(self, behind):
+        self.may_load.wait(30)
+        self.calls.append(("begin", behind))
+        return types.SimpleNamespace(stream=22, end=lambda: self.calls.append("end"),
+                                     seconds=lambda: self.took)
+
+
+def store_job(first, pages, request_id="a"):
+    return requests.StoreJob(request_id, b"keyspace", tuple(b"%d" % (first + i)
+                                                            for i in range(pages)),
+                             first, b"parent", (3, 4, 5), True)
+
+
+def load_job(first, end, request_id="a"):
+    return requests.LoadJob(request_id, b"lease", tuple(b"%d" % i for i in range(end)), first,
+                            tuple(range(100, 100 + 4 * end)))
+
+
+class PageMoverTest(unittest.TestCase):
+    def make(self, transfer, streams=None):
+        mover = worker.PageMover(transfer, 16, 0.1)
+        self.addCleanup(mover.close)
+        if streams is not None:
+            mover.use_device(streams)
+        return mover
+
+    def finish(self, mover):
+        """Waits for all loads; returns the finished requests."""
+        for future in list(mover._loading.values()):
+            future.result(30)
+        return mover.take_finished()
+
+    def test_a_store_goes_out_in_parts(self):
+        transfer = FakeTransfer()
+        mover = self.make(transfer, FakeStreams(transfer.calls))
+        mover.store([store_job(5, 150)])
+        self.assertEqual([(first, len(keys), parent) for first, keys, parent, _, _
+                          in transfer.stores],
+                         [(5, 64, b"parent"), (69, 64, b"68"), (133, 22, b"132")])
+        self.assertEqual({(blocks, over) for _, _, _, blocks, over in transfer.stores},
+                         {((3, 4, 5), True)})
+        self.assertEqual(transfer.calls, [("enqueue", 11), ("finish",), "close"] * 3)
+        moved = mover.take_moved()
+        self.assertEqual((moved.stored_pages, moved.refused_stores), (150, 0))
+        self.assertEqual(mover.take_refused(), [])
+
+    def test_pages_without_memory_are_named_and_the_others_stored(self):
+        transfer = FakeTransfer(room=100)
+        mover = self.make(transfer)
+        with self.assertLogs("crumb.vllm", logging.WARNING) as logs:
+            for _ in range(3):  # as the scheduler tries again
+                mover.store([store_job(5, 150), store_job(0, 30, "b"), store_job(0, 20, "c")])
+        self.assertEqual([(first, len(keys)) for first, keys, _, _, _ in transfer.stores],
+                         [(5, 64), (0, 30)])
+        self.assertEqual(mover.take_refused()[:2], [("a", 69, 155), ("c", 0, 20)])
+        self.assertEqual(mover.take_refused(), [])
+        moved = mover.take_moved()
+        self.assertEqual((moved.stored_pages, moved.refused_stores), (94, 8))
+        self.assertEqual(len(logs.output), 1, "a warning for each refused store")
+
+    def test_a_load_of_which_pages_are_missing_names_their_blocks(self):
+        transfer = FakeTransfer()
+        transfer.loadable = 3
+        mover = self.make(transfer)
+        mover.start_loads([load_job(2, 10)])
+        self.assertEqual(self.finish(mover), {"a"})
+        self.assertEqual(mover.take_failed_blocks(), set(range(120, 140)))
+        self.assertEqual(mover.take_failed_requests(), {"a"})
+        moved = mover.take_moved()
+        self.assertEqual((moved.loaded_pages, moved.failed_pages), (3, 5))
+
+    def test_a_load_that_fails_in_any_way_ends(self):
+        for error in (errors.Unavailable("crumbd is away"), RuntimeError("a CUDA error")):
+            transfer = FakeTransfer()
+            transfer.load_error = error
+            mover = self.make(transfer)
+            with self.assertLogs("crumb.vllm", logging.WARNING):
+                mover.start_loads([load_job(0, 2)])
+                self.assertEqual(self.finish(mover), {"a"})
+            self.assertEqual(mover.take_failed_blocks(), set(range(100, 108)))
+            self.assertEqual(mover.take_moved().failed_pages, 2)
+
+    def test_the_time_of_a_load_is_the_devices_and_does_not_count_steps_in_front_of_it(self):
+        transfer = FakeTransfer()
+        streams = FakeStreams(transfer.calls, took=1000.0)
+        mover = self.make(transfer, streams)
+        mover.start_loads([load_job(0, 2)])
+        self.finish(mover)
+        self.assertEqual(transfer.calls, [("begin", "mark"), ("enqueue", 22), "end", ("wait",),
+                                          "close"])
+        seconds = mover.take_moved().load_seconds
+        self.assertTrue(1000.0 <= seconds < 1030.0, seconds)
+
+
+if __name__ == "__main__":
+    unittest.main()
