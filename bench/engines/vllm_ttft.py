@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
 """Times to the first token of long prompts in vLLM on a GPU, with and without Crumb:
-vllm_ttft.py [--python PYTHON] [--tokens N] [--json FILE]
+vllm_ttft.py [--python PYTHON] [--tokens N] [--load auto|always] [--json FILE]
 
 Runs a model of Qwen3-4B's shapes with random weights (times do not depend on the values) in two
 engines: one without connector, one with CrumbConnector, for each format of history. Prompts are
@@ -12,7 +12,11 @@ request for one token:
   plain      the engine without connector computes the prompt
   cold       the engine with connector computes the prompt, misses, and stores its pages
   warm-host  the pages come from crumbd's memory
-  warm-ssd   the pages come from SSD: crumbd was killed and started again
+  own-cache  the engine's own prefix cache has as many tokens as the hit before, which is what is
+             left of the time if loading takes none
+  warm-ssd   the pages come from SSD: crumbd was killed and started again. With --load auto they
+             are waited for at most `deadline` seconds, and not at all once that was slower than
+             computing
 
 Decode: tokens per second of a batch whose prompts are in the engine's own prefix cache, without and
 with connector in turns. The connector stores the pages that decoding completes.
@@ -88,7 +92,7 @@ class Bench:
              "for n in ('vllm', 'torch')})"], capture_output=True, text=True, check=False)
         return {"device": device, "versions": versions.stdout.strip(),
                 "commit": self.options.commit, "command": "bench/engines/vllm_ttft.py --tokens "
-                f"{self.options.tokens} --cache-gib {self.options.cache_gib}", "rows": self.rows}
+                f"{self.options.tokens} --load {self.options.load}", "rows": self.rows}
 
     def timed(self, engine, kind, history, prompts):
         """Times of one token for each prompt, in milliseconds."""
@@ -100,6 +104,19 @@ class Bench:
             cached.append(answer["cached"])
         self.row(op="ttft", kind=kind, history=history, tokens=len(prompts[0]), cached=cached,
                  ms=times, ms_median=statistics.median(times))
+
+    def own_cache(self, engine, history, prompts):
+        """Times of prompts whose beginning the engine's own prefix cache has."""
+        times, cached = [], []
+        for prompt in prompts:
+            engine.ask(reset=True)
+            hit = engine.generate(prompt, max_tokens=1)["cached"]
+            other = prompt[:hit] + self.prompt(len(prompt) - hit)
+            answer = engine.generate(other, max_tokens=1)
+            times.append(round(1e3 * answer["seconds"], 1))
+            cached.append(answer["cached"])
+        self.row(op="ttft", kind="own-cache", history=history, tokens=len(prompts[0]),
+                 cached=cached, ms=times, ms_median=statistics.median(times))
 
     def stored(self, engine, prompts):
         """Waits until all pages of the prompts are hits and on SSD."""
@@ -123,6 +140,7 @@ class Bench:
         found = engine.hit(probe, PROBE_TOKENS // 2, max_tokens=1)["cached"]
         self.timed(engine, "warm-host", history, prompts)
         self.timed(engine, "warm-host", history, prompts)
+        self.own_cache(engine, history, prompts)
         self.crumbd.stop(signal.SIGKILL)
         self.crumbd.start()
         engine.hit(probe, found, max_tokens=1)  # the clients have connected again
@@ -147,8 +165,9 @@ class Bench:
 
     def run(self):
         self.crumbd.start()
-        given = {"socket_dir": str(self.folder), "weights": "random", "deadline": 30,
-                 "load": "always", "staging_bytes": 3 << 30}
+        given = {"socket_dir": str(self.folder), "weights": "random", "load": self.options.load,
+                 "deadline": 30 if self.options.load == "always" else 0.2,
+                 "staging_bytes": 3 << 30}
         engines = {"plain": self.engine(None)}
         for history in self.options.history.split(","):
             engines[history] = self.engine({**given, "history": history})
@@ -177,6 +196,7 @@ def main():
     parser.add_argument("--prompts", type=int, default=3, help="timings of each kind")
     parser.add_argument("--rounds", type=int, default=4, help="of the decode measurement")
     parser.add_argument("--history", default="int2,bf16", help="formats of history")
+    parser.add_argument("--load", default="auto", choices=("auto", "always"))
     parser.add_argument("--cache-gib", type=float, default=8, help="KV cache of each engine")
     parser.add_argument("--commit", default="", help="name of the measured commit")
     parser.add_argument("--json", help="file for the results")

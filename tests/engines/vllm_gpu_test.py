@@ -57,7 +57,9 @@ class VllmGpuTest(unittest.TestCase):
         shutil.copytree(ROOT / "models/data/tiny-lm", cls.model)
         (cls.model / "tokenizer_config.json").write_text(
             '{"tokenizer_class": "PreTrainedTokenizerFast"}')
-        cls.crumbd = Crumbd(pathlib.Path(OPTIONS.crumbd).parent, cls.folder, ssd_bytes="1GiB")
+        # Room for the pages that all requests of a batch hold leased at once.
+        cls.crumbd = Crumbd(pathlib.Path(OPTIONS.crumbd).parent, cls.folder, host_bytes="512MiB",
+                            ssd_bytes="1GiB")
         cls.addClassCleanup(lambda: cls.crumbd.stop())
         cls.crumbd.start()
         given = {"socket_dir": folder.name, "load": "always", "deadline": 5,
