@@ -29,7 +29,7 @@ import make_prometheusrule
 
 BIN = ROOT / "build/release/bin"
 K8S = ROOT / "deploy/k8s"
-OVERLAYS = ("daemonset", "sidecar", "cluster")
+OVERLAYS = ("daemonset", "sidecar", "cluster", "vllm")
 # Settings without which an overlay does not work.
 NEEDS = {"cluster": (("cluster", "etcd"), ("transport", "listen"))}
 UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -215,6 +215,25 @@ class K8sTest(unittest.TestCase):
                 if place:
                     self.assertIn(int(place.rpartition(":")[2]), ports.values())
 
+    def test_vllm_finds_crumbd(self):
+        overlay = Overlay("vllm")
+        done = crumbd("--config", overlay.configuration(self.temporary.name), "--print-config")
+        socket_dir = yaml.safe_load(done.stdout)["listen"]["socket_dir"]
+        spec = overlay.pods["Deployment", "worker"]["spec"]
+        engine = spec["containers"][0]
+        options = dict(argument.removeprefix("--").split("=", 1) for argument in engine["args"])
+        transfer = json.loads(options["kv-transfer-config"])
+        self.assertEqual(transfer["kv_connector_extra_config"]["socket_dir"], socket_dir)
+        mounts = {m["mountPath"]: m["name"] for m in engine["volumeMounts"]}
+        crumbds = {m["mountPath"]: m["name"]
+                   for m in next(overlay.crumbd_pods())[1]["volumeMounts"]}
+        self.assertEqual(mounts[socket_dir], crumbds[socket_dir])
+        self.assertIn(int(options["port"]), [p["containerPort"] for p in engine["ports"]])
+        # The class is where the module path says.
+        module = ROOT / "python/src" / transfer["kv_connector_module_path"].replace(".", "/")
+        source = (module / "__init__.py").read_text() + (module / "connector.py").read_text()
+        self.assertIn(f"class {transfer['kv_connector']}(", source)
+
     def test_the_grace_covers_the_stop(self):
         for overlay in self.overlays():
             done = crumbd("--config", overlay.configuration(self.temporary.name), "--print-config")
@@ -299,7 +318,8 @@ class K8sTest(unittest.TestCase):
         crumbds = [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "crumbd"}}}]
         monitoring = [{"namespaceSelector": {
             "matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
-        for name, expected in (("daemonset", []), ("sidecar", []), ("cluster", crumbds)):
+        for name, expected in (("daemonset", []), ("sidecar", []), ("vllm", []),
+                               ("cluster", crumbds)):
             overlay = Overlay(name)
             for template, _ in overlay.crumbd_pods():
                 with self.subTest(overlay=name):
