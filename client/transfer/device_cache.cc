@@ -67,8 +67,28 @@ absl::Status DeviceCache::Allocate(const PagedCache& cache, const DeviceCacheOpt
   CRUMB_RETURN_IF_ERROR(AllocateLanes(cache.block_tokens, sizes.launches_max, stores_));
   CRUMB_RETURN_IF_ERROR(AllocateLanes(cache.block_tokens, sizes.launches_max, loads_));
   CRUMB_ASSIGN_OR_RETURN(heap_, PinnedHeap::Create(device_, sizes.staging_bytes));
+  CRUMB_RETURN_IF_ERROR(LoadKernels());
   pinner_.Use();
   return absl::OkStatus();
+}
+
+absl::Status DeviceCache::LoadKernels() {
+  MutexLock lock(&stores_.mutex);
+  CRUMB_ASSIGN_OR_RETURN(LaunchTables::Slot* const slot, stores_.tables->Next());
+  *slot->host.pages = 0;
+  CRUMB_RETURN_IF_ERROR(stores_.tables->Send(*slot, setup_.get()));
+  for (const PageFormat format : {PageFormat::kInt2, PageFormat::kBf16}) {
+    const auto page = std::make_shared<Page>();
+    page->format = format;
+    const Pages pages(&page, 1);
+    const DeviceCopyWork work = {
+        .pages = pages, .blocks = {}, .layer_begin = 0, .layer_end = geometry_.layers};
+    CRUMB_RETURN_IF_ERROR(Quantize(work, pages, slot->device, setup_.get()));
+    CRUMB_RETURN_IF_ERROR(Dequantize(work, pages, slot->device, setup_.get()));
+  }
+  CRUMB_RETURN_IF_ERROR(stores_.tables->Queued(*slot, setup_.get()));
+  CRUMB_RETURN_IF_ERROR(device_->Record(setup_done_.get(), setup_.get()));
+  return device_->Synchronize(setup_done_.get());
 }
 
 absl::Status DeviceCache::AllocateLanes(int block_tokens, int launches_max, Lanes& lanes) {

@@ -98,6 +98,9 @@ class DeviceCache {
   absl::Status SendAddresses(const PagedCache& cache);
   absl::Status SendMeans();
   absl::Status Send(const void* from, size_t bytes, DeviceBuffer* to);
+  // Launches every kernel of stores and loads for no page: the device loads a kernel's code with
+  // its first launch, and a request would wait for that.
+  absl::Status LoadKernels();
 
   // Returns the pages at the front of `rest` that one launch takes.
   Pages TakeChunk(Pages* rest, int pages_max) const;

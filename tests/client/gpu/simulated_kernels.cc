@@ -480,12 +480,14 @@ size_t SimulatedKernels::QuantizeFromWorkspaceBytes(const kernels::cuda::EvictPa
 
 absl::Status SimulatedKernels::QuantizeFrom(const kernels::cuda::QuantizeFromParams& params,
                                             DeviceStream stream) {
+  quantize_from_launches.fetch_add(1);
   CRUMB_RETURN_IF_ERROR(device_.Enqueue(stream, [params] { RunGather(params); }));
   return device_.Enqueue(stream, [params] { RunEvictGathered(params); });
 }
 
 absl::Status SimulatedKernels::Dequantize(const kernels::cuda::DequantizeParams& params,
                                           DeviceStream stream) {
+  dequantize_launches.fetch_add(1);
   return device_.Enqueue(stream, [params] { RunDequantize(params); });
 }
 

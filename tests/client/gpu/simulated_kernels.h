@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
+
 #include "client/gpu/device/device_kernels.h"
 
 namespace crumb::client {
@@ -13,6 +15,10 @@ class SimulatedDevice;
 class SimulatedKernels final : public DeviceKernels {
  public:
   explicit SimulatedKernels(SimulatedDevice& device) : device_(device) {}
+
+  // Launches of QuantizeFrom and of Dequantize so far.
+  std::atomic<int> quantize_from_launches{0};
+  std::atomic<int> dequantize_launches{0};
 
   bool Supports(const kernels::TileShape& tile) const override { return tile.tokens == 64; }
   bool DecodeSupported(const kernels::cuda::DecodeShape& shape) const override {

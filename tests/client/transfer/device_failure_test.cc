@@ -126,6 +126,21 @@ TEST_P(DeviceFailureTest, LoadsBehindOneWhoseCopyFailsAreRight) {
   }
 }
 
+// The first launch of a kernel loads its code, which no request should wait for.
+TEST(DeviceStartTest, KernelsOfBothFormatsAreLaunchedBeforeTheFirstRequest) {
+  auto device = std::make_shared<SimulatedDevice>(1);
+  const auto& kernels = static_cast<const SimulatedKernels&>(device->kernels());
+  MemoryClient client;
+  WorkerOptions options = SmallWorkerOptions();
+  options.rotations = RotationSet::Hadamard(options.head_dim).value();
+  EngineCache cache(options, {Layout::kInterleaved, 16}, 1);
+  DeviceMirror mirror(*device, cache);
+  const auto transfer = Transfer::Open(options, &client).value();
+  ASSERT_TRUE(transfer->UseDeviceCache(mirror.View(), device, kSizes).ok());
+  EXPECT_EQ(kernels.quantize_from_launches.load(), 2);
+  EXPECT_EQ(kernels.dequantize_launches.load(), 2);
+}
+
 INSTANTIATE_TEST_SUITE_P(Orders, DeviceFailureTest, testing::Range(1u, 9u));
 
 }  // namespace
