@@ -10,6 +10,7 @@ import threading
 import types
 import unittest
 
+SECONDS = 30  # bound on waits that end at once in a test that passes
 SOURCES = pathlib.Path(__file__).resolve().parents[1] / "src/crumb"
 
 
@@ -88,7 +89,7 @@ class FakeStreams:
         return "mark"
 
     def begin_load(self, behind):
-        self.may_load.wait(30)
+        self.may_load.wait(SECONDS)
         self.calls.append(("begin", behind))
         return types.SimpleNamespace(stream=22, end=lambda: self.calls.append("end"),
                                      seconds=lambda: self.took)
@@ -116,7 +117,7 @@ class PageMoverTest(unittest.TestCase):
     def finish(self, mover):
         """Waits for all loads; returns the finished requests."""
         for future in list(mover._loading.values()):
-            future.result(30)
+            future.result(SECONDS)
         return mover.take_finished()
 
     def test_a_store_goes_out_in_parts(self):
@@ -179,6 +180,23 @@ class PageMoverTest(unittest.TestCase):
                                           "close"])
         seconds = mover.take_moved().load_seconds
         self.assertTrue(1000.0 <= seconds < 1030.0, seconds)
+
+    def test_an_idle_engine_waits_for_a_load_that_is_under_way(self):
+        transfer = FakeTransfer()
+        streams = FakeStreams(transfer.calls)
+        mover = self.make(transfer, streams)
+        mover.wait_for_load(SECONDS)  # there is none
+        streams.may_load.clear()
+        mover.start_loads([load_job(0, 2)])
+        mover.wait_for_load(0.001)
+        self.assertEqual(mover.take_finished(), set())
+        threading.Timer(0.05, streams.may_load.set).start()
+        while not (finished := mover.take_finished()):
+            mover.wait_for_load(SECONDS)
+        self.assertEqual(finished, {"a"})
+        mover.start_loads([load_job(0, 2, "b")])
+        mover._loading["b"].result(SECONDS)
+        mover.wait_for_load(SECONDS)  # it has ended already
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load or recompute: whether a prefix that crumbd has is loaded."""
 
+import collections
 import random
-from typing import Callable, Optional
+import statistics
+from typing import Callable, Deque, Optional
 
-# Weight of a new measurement in the moving averages.
-NEW_WEIGHT = 0.2
+# A rate is the median of its latest measurements, and unknown until there are some: the first ones
+# include what happens once, such as loading a kernel's code or pinning memory.
+KEPT_MEASUREMENTS, LEAST_MEASUREMENTS = 9, 5
 # A load is chosen when it is predicted to take at most this part of the time to compute the prefix:
 # predictions err, and a load that is slower than computing costs the request.
 MARGIN = 0.8
@@ -15,6 +18,22 @@ MARGIN = 0.8
 EXPLORED = 0.02
 # Tokens that a lookup is taken to have brought if the deadline passed before a page arrived.
 NOTHING_ARRIVED_TOKENS = 64
+
+
+class _Rate:
+    """Seconds per token."""
+
+    def __init__(self) -> None:
+        self._latest: Deque[float] = collections.deque(maxlen=KEPT_MEASUREMENTS)
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Adds a measurement, unless it is of no token."""
+        if tokens > 0:
+            self._latest.append(seconds / tokens)
+
+    def value(self) -> Optional[float]:
+        """None: not known yet."""
+        return statistics.median(self._latest) if len(self._latest) >= LEAST_MEASUREMENTS else None
 
 
 class LoadPolicy:
@@ -27,27 +46,20 @@ class LoadPolicy:
 
     def __init__(self, random_value: Callable[[], float] = random.random) -> None:
         self._random = random_value
-        self._load_seconds_per_token: Optional[float] = None
-        self._arrival_seconds_per_token: Optional[float] = None
-        self._compute_seconds_per_token: Optional[float] = None
+        self._load, self._arrival, self._compute = _Rate(), _Rate(), _Rate()
 
     def loaded(self, tokens: int, seconds: float) -> None:
         """A load of `tokens` tokens took `seconds` from its start to the last byte."""
-        if tokens > 0:
-            self._load_seconds_per_token = _averaged(self._load_seconds_per_token,
-                                                     seconds / tokens)
+        self._load.add(tokens, seconds)
 
     def arrived(self, tokens: int, seconds: float) -> None:
         """A lookup waited `seconds` for pages on SSD and other nodes; those of `tokens` tokens
         arrived."""
-        self._arrival_seconds_per_token = _averaged(self._arrival_seconds_per_token,
-                                                    seconds / max(tokens, NOTHING_ARRIVED_TOKENS))
+        self._arrival.add(max(tokens, NOTHING_ARRIVED_TOKENS), seconds)
 
     def computed(self, tokens: int, seconds: float) -> None:
         """A step that computed `tokens` tokens of prompts, and little else, took `seconds`."""
-        if tokens > 0:
-            self._compute_seconds_per_token = _averaged(self._compute_seconds_per_token,
-                                                        seconds / tokens)
+        self._compute.add(tokens, seconds)
 
     def worth_loading(self, tokens: int) -> bool:
         """Whether `tokens` tokens are predicted to be loaded faster than computed."""
@@ -55,10 +67,10 @@ class LoadPolicy:
 
     def worth_waiting(self, tokens: int) -> bool:
         """Whether the same is predicted of pages that have to arrive in host memory first."""
-        return self._faster(tokens, self._arrival_seconds_per_token)
+        return self._faster(tokens, self._arrival.value())
 
     def _faster(self, tokens: int, arrival: Optional[float]) -> bool:
-        load, compute = self._load_seconds_per_token, self._compute_seconds_per_token
+        load, compute = self._load.value(), self._compute.value()
         if load is None or compute is None or arrival is None:
             return True
         if tokens * (load + arrival) <= MARGIN * tokens * compute:
@@ -74,7 +86,3 @@ class AlwaysLoad(LoadPolicy):
 
     def worth_waiting(self, tokens: int) -> bool:
         return True
-
-
-def _averaged(before: Optional[float], now: float) -> float:
-    return now if before is None else before + NEW_WEIGHT * (now - before)

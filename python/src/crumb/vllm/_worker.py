@@ -56,6 +56,7 @@ class PageMover:
         self._deadline = deadline
         self._loader = concurrent.futures.ThreadPoolExecutor(1, "crumb-load")
         self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)  # a load has ended
         self._loading: Dict[str, concurrent.futures.Future[None]] = {}
         self._finished: Set[str] = set()
         self._failed_blocks: Set[int] = set()
@@ -110,6 +111,13 @@ class PageMover:
         for request_id in finished:
             self._loading.pop(request_id, None)
         return finished
+
+    def wait_for_load(self, seconds: float) -> None:
+        """Waits until a load ends, if one is under way, and at most so long. An engine that has
+        nothing to compute would otherwise compete with the load for Python's interpreter lock."""
+        with self._ended:
+            if self._loading and not self._finished:
+                self._ended.wait(seconds)
 
     def take_failed_blocks(self) -> Set[int]:
         """Blocks whose pages did not arrive since the last call: the engine recomputes them."""
@@ -175,6 +183,7 @@ class PageMover:
                 self._failed_blocks.update(job.blocks[first:end])
                 self._failed_requests.add(job.request_id)
             self._finished.add(job.request_id)
+            self._ended.notify_all()
 
     def _load_pages(self, job: LoadJob, behind: Any) -> Tuple[int, float]:
         """Returns how many pages were loaded, and the seconds that it took. The time in which steps

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+# Seconds that a step without tokens waits for a load. A request that arrives meanwhile waits as
+# long.
+IDLE_SECONDS = 0.001
+
 
 @dataclasses.dataclass
 class StepJobs(KVConnectorMetadata):
@@ -201,6 +205,9 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
     def get_finished(self, finished_req_ids: Set[str]) -> Tuple[Optional[Set[str]],
                                                                 Optional[Set[str]]]:
         assert self._mover is not None
+        jobs = self._jobs()
+        if jobs.prompt_tokens + jobs.other_tokens == 0:
+            self._mover.wait_for_load(IDLE_SECONDS)
         return None, self._mover.take_finished() or None
 
     def get_block_ids_with_load_errors(self) -> Set[int]:
