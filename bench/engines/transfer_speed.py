@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a transfer of pages between crumbd and a paged cache on a GPU is made of:
+"""Times the parts of a transfer of pages between crumbd and a paged cache on a GPU:
 transfer_speed.py [--pages N] [--history int2,bf16] [--json FILE]
 
 The cache has the shape of Qwen3-4B's in vLLM (36 layers, 8 KV heads, head_dim 128, blocks of 16

@@ -141,7 +141,7 @@ class VllmGpuTest(unittest.TestCase):
                     self.assertEqual(behind["tokens"], answer["tokens"])
 
     def test_an_engine_without_connector_gives_the_same_answers(self):
-        """For text the model is sure enough of its tokens that the rounding of other kernels and
+        """The model is so sure of the tokens of this text that the rounding of other kernels and
         graphs does not change most of them."""
         prompt = self.prompt(30)
         ours = self.engines["writer"].generate(prompt, DECODED)["tokens"]
