@@ -68,8 +68,12 @@ class Lease(Protocol):
 
     token: bytes
     pages: int
-    arrived_pages: int  # those that were brought from SSD and other nodes
-    late: bool  # the next page did not arrive before the deadline
+
+    @property
+    def arrived_pages(self) -> int: ...
+
+    @property
+    def late(self) -> bool: ...
 
     def close(self) -> None: ...
 
