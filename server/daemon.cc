@@ -399,8 +399,8 @@ class RunningDaemon : public Daemon {
     TenantScrape scrape;
     if (tenants_ == nullptr) return scrape;
     for (const auto& tenant : tenants_->List()) {
-      scrape.uses.push_back(
-          {tenant->name, BytesOfTenant(*keyspaces_, *store_, tenant->name), tenant->quota_bytes});
+      scrape.uses.push_back({tenant->name, BytesOfTenant(*keyspaces_, *store_, tenant->name),
+                             tenant->quota_bytes, metrics_.reported.CountedOf(tenant->name)});
     }
     for (int i = 0; i < kAuthFailureCount; ++i) {
       scrape.failures[static_cast<size_t>(i)] = tenants_->failures(static_cast<AuthFailure>(i));

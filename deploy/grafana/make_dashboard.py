@@ -237,6 +237,10 @@ ROWS = [
              ("{{version}}", f"count by (version) (crumb_build_info{{{I}}})")),
     ]),
     ("Tenants and models", [
+        plot("Amounts that clients reported, of each tenant", "short",
+             ("{{amount}} of {{tenant}}",
+              f"sum by (tenant, amount) (rate(crumb_tenant_reported_total{{{I}}}{RATE})) > 0"),
+             text="Clients are believed up to a rate. A tenant that reports nonsense is found here."),
         plot("Bytes of tenants", "bytes",
              ("{{tenant}}", f"sum by (tenant) (crumb_tenant_used_bytes{{{I}}})"),
              ("quota of {{tenant}}", f"sum by (tenant) (crumb_tenant_quota_bytes{{{I}}}) > 0"),

@@ -483,6 +483,14 @@ void AddTenants(Families& families, const TenantScrape& tenants) {
     families.Gauge("crumb_tenant_quota_bytes", "What they may take; 0: no bound.",
                    static_cast<double>(use.quota_bytes), {{"tenant", use.tenant}});
   }
+  for (const TenantScrape::Use& use : tenants.uses) {
+    for (size_t i = 0; i < use.reported.size(); ++i) {
+      families.Counter(
+          "crumb_tenant_reported_total", "Amounts that a tenant's clients reported.",
+          static_cast<double>(use.reported[i]),
+          {{"tenant", use.tenant}, {"amount", ReportedName(static_cast<Reported>(i))}});
+    }
+  }
   for (int i = 0; i < kAuthFailureCount; ++i) {
     families.Counter("crumb_unauthenticated_total", "Calls and sessions without a valid token.",
                      static_cast<double>(tenants.failures[static_cast<size_t>(i)]),

@@ -31,6 +31,7 @@ struct TenantScrape {
     std::string tenant;
     uint64_t used_bytes = 0;
     uint64_t quota_bytes = 0;  // 0: no bound
+    std::array<uint64_t, kReportedCount> reported{};
   };
   std::vector<Use> uses;
   std::array<uint64_t, kAuthFailureCount> failures{};

@@ -11,8 +11,11 @@ namespace {
 // Ratios of norms: 0.1 to 0.6 is where 2 bits live, 1 is as bad as nothing.
 constexpr double kRatioBounds[] = {0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 1.0, 1.5};
 
+// Clients send these: without a bound one sample would make the sum of all samples infinite.
+constexpr double kRatioMax = 1000.0;
+
 void ObserveRatio(Histogram& histogram, double value) {
-  if (std::isfinite(value) && value >= 0.0) histogram.Observe(value);
+  if (std::isfinite(value) && value >= 0.0) histogram.Observe(std::min(value, kRatioMax));
 }
 
 }  // namespace

@@ -25,16 +25,22 @@ enum class Reported : uint8_t {
   kQualitySamples,
 };
 inline constexpr int kReportedCount = 8;
+// As the label `amount` of crumb_tenant_reported_total has it.
+const char* ReportedName(Reported kind);
 
 // Bounds amounts that clients report. crumbd cannot verify them: without a bound one tenant could
 // set the counters of the node to anything, or make them wrap. Each tenant has a rate for each kind
 // of amount, far above what engines of one node reach, and may save ten minutes of it, because
 // clients add up what they could not report while crumbd was away. What is beyond is left out and
-// counted. Thread-safe.
+// counted. What counts is also kept by tenant, so that a tenant whose reports are false can be told
+// apart from the others. Thread-safe.
 class ReportedAmounts {
  public:
   // Returns how much of `amount` counts.
   uint64_t Admit(const std::string& tenant, Reported kind, uint64_t amount, TimePoint now);
+
+  // Returns the tenant's amounts that counted, by kind.
+  std::array<uint64_t, kReportedCount> CountedOf(const std::string& tenant) const;
 
   // Reports of which a part was left out.
   uint64_t cut() const { return cut_.value(); }
@@ -43,10 +49,11 @@ class ReportedAmounts {
   struct Allowance {
     double left = 0;
     TimePoint since{};  // zero: full
+    uint64_t counted = 0;
   };
   using Allowances = std::array<Allowance, kReportedCount>;
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   std::unordered_map<std::string, Allowances> tenants_ ABSL_GUARDED_BY(mutex_);
   Counter cut_;
 };

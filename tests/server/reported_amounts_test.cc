@@ -33,6 +33,10 @@ TEST(ReportedAmountsTest, ForgedAmountsAreCutForTheirTenantAlone) {
   EXPECT_EQ(amounts.cut(), 2u);
   EXPECT_EQ(amounts.Admit("b", Reported::kVerifyFailures, 5, kStart), 5u);
   EXPECT_EQ(amounts.Admit("a", Reported::kUsedTokens, 5, kStart), 5u) << "another kind";
+  const auto index = static_cast<size_t>(Reported::kVerifyFailures);
+  EXPECT_EQ(amounts.CountedOf("a")[index], first) << "what was left out counts nowhere";
+  EXPECT_EQ(amounts.CountedOf("b")[index], 5u);
+  EXPECT_EQ(amounts.CountedOf("c")[index], 0u);
   EXPECT_GT(amounts.Admit("a", Reported::kVerifyFailures, 5, kStart + std::chrono::seconds(1)), 0u);
 }
 

@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/daemon.h"
+#include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/server/series.h"
 #include "tests/server/test_client.h"
@@ -172,6 +173,20 @@ TEST_F(TenantDaemonTest, TenantsDoNotMeet) {
   EXPECT_EQ(found.hit_pages(), 0u);
   EXPECT_GT(Series("crumb_tenant_used_bytes{tenant=\"a\"}"), 0);
   EXPECT_EQ(Series("crumb_tenant_used_bytes{tenant=\"b\"}"), 0);
+
+  // The amounts that a client reports count as those of its tenant.
+  const auto reporting = a->Context();
+  const auto stream = a->stub().Session(reporting.get());
+  v1::SessionRequest report;
+  report.mutable_counters()->set_used_tokens(640);
+  ASSERT_TRUE(stream->Write(report));
+  const std::string reported = "crumb_tenant_reported_total{tenant=\"";
+  const std::string amount = "\",amount=\"used_tokens\"}";
+  EXPECT_TRUE(Eventually([&] { return Series(reported + "a" + amount) == 640; }));
+  EXPECT_EQ(Series(reported + "b" + amount), 0);
+  EXPECT_EQ(Series("crumb_used_tokens_total"), 640);
+  reporting->TryCancel();
+  EXPECT_FALSE(stream->Finish().ok());
 
   // Another's keyspace, by its id.
   v1::LookupRequest lookup;
