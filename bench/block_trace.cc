@@ -122,12 +122,14 @@ absl::StatusOr<std::vector<uint64_t>> ParseIds(LineScanner& scanner) {
 
 }  // namespace
 
-void BlockTrace::Add(std::span<const uint64_t> names) {
+void BlockTrace::Add(std::span<const uint64_t> names, std::optional<uint64_t> time_ms) {
   for (const uint64_t name : names) {
     const auto [place, added] = dense_.try_emplace(name, static_cast<uint32_t>(dense_.size()));
     ids_.push_back(place->second);
   }
   ends_.push_back(ids_.size());
+  const double next = seconds_.empty() ? 0 : seconds_.back() + kIntervalSeconds;
+  seconds_.push_back(time_ms ? static_cast<double>(*time_ms) / 1000 : next);
 }
 
 std::span<const uint32_t> BlockTrace::request(size_t index) const {
@@ -135,7 +137,8 @@ std::span<const uint32_t> BlockTrace::request(size_t index) const {
   return std::span(ids_).subspan(begin, ends_[index] - begin);
 }
 
-absl::StatusOr<std::vector<uint64_t>> ParseTraceLine(std::string_view line) {
+absl::StatusOr<std::vector<uint64_t>> ParseTraceLine(std::string_view line,
+                                                     std::optional<uint64_t>* time_ms) {
   LineScanner scanner(line);
   std::optional<std::vector<uint64_t>> ids;
   CRUMB_RETURN_IF_ERROR(scanner.Expect('{'));
@@ -146,6 +149,8 @@ absl::StatusOr<std::vector<uint64_t>> ParseTraceLine(std::string_view line) {
       if (key == "hash_ids") {
         if (ids) return absl::InvalidArgumentError("\"hash_ids\" appears twice");
         CRUMB_ASSIGN_OR_RETURN(ids, ParseIds(scanner));
+      } else if (key == "timestamp" && time_ms != nullptr) {
+        CRUMB_ASSIGN_OR_RETURN(*time_ms, scanner.Unsigned());
       } else {
         CRUMB_RETURN_IF_ERROR(scanner.SkipValue());
       }
@@ -162,12 +167,13 @@ absl::StatusOr<BlockTrace> ReadTrace(std::istream& in, std::string_view name) {
   std::string line;
   for (size_t number = 1; std::getline(in, line); ++number) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    absl::StatusOr<std::vector<uint64_t>> ids = ParseTraceLine(line);
+    std::optional<uint64_t> time_ms;
+    absl::StatusOr<std::vector<uint64_t>> ids = ParseTraceLine(line, &time_ms);
     if (!ids.ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat(std::string(name), " line ", number, ": ", ids.status().message()));
     }
-    trace.Add(*ids);
+    trace.Add(*ids, time_ms);
   }
   if (in.bad()) return absl::UnavailableError(absl::StrCat("cannot read ", std::string(name)));
   if (trace.blocks() == 0) {

@@ -141,6 +141,25 @@ class Grammar {
     sub->add_option("--replicas", simulated_->replicas, "homes of a run")
         ->check(CLI::Range(1, 8))
         ->capture_default_str();
+    sub->add_option("--push", simulated_push_, "cluster.push: always, reused, or both of them")
+        ->check(CLI::IsMember({"always", "reused", "both"}))
+        ->capture_default_str();
+    NetworkOptions& network = simulated_->network;
+    sub->add_option("--zones", network.zones, "zones that the nodes are spread over")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    sub->add_option("--rtt-us", network.rtt_us, "round trip within a zone, in microseconds")
+        ->check(CLI::Range(0.0, 1e6))
+        ->capture_default_str();
+    sub->add_option("--rtt-zones-us", network.rtt_zones_us, "round trip between zones")
+        ->check(CLI::Range(0.0, 1e6))
+        ->capture_default_str();
+    sub->add_option("--nic-gbit", network.nic_gbit, "rate of a node's network card")
+        ->check(CLI::Range(0.001, 1e6))
+        ->capture_default_str();
+    sub->add_option("--speedup", simulated_->speedup, "requests arrive so many times faster")
+        ->check(CLI::Range(0.001, 1e6))
+        ->capture_default_str();
     sub->add_option("--model", simulated_->model, "model of the pages")
         ->check(CLI::IsMember(ReplayModelNames()))
         ->capture_default_str();
@@ -153,6 +172,8 @@ class Grammar {
       }
       simulated_->nodes = *ParseNodeCounts(node_counts_);  // was checked above
       simulated_->format = *ParseReplayFormat(simulated_format_);
+      if (simulated_push_ == "always") simulated_->push = {SimulatedPush::kAlways};
+      if (simulated_push_ == "reused") simulated_->push = {SimulatedPush::kReused};
       line_.workload = *simulated_;
     });
   }
@@ -287,6 +308,7 @@ class Grammar {
   std::shared_ptr<SimulateOptions> simulated_ = std::make_shared<SimulateOptions>();
   std::string node_counts_ = "4..1000";
   std::string simulated_format_ = "int2";
+  std::string simulated_push_ = "both";
   std::string format_ = "int2";
   bool simulate_ = true;
   CLI::App app_;

@@ -5,182 +5,62 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
-#include <list>
 #include <optional>
-#include <set>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "bench/replay_workload.h"
 #include "bench/synthetic_traces.h"
-#include "common/placement.h"
-#include "common/sha256.h"
 #include "common/status_macros.h"
 
 namespace crumb::bench {
 namespace {
 
-constexpr size_t kBlockPages = kTraceBlockTokens / kPageTokens;
-constexpr size_t kRunBlocks = kRunPages / kBlockPages;
-static_assert(kRunBlocks * kBlockPages == kRunPages);
 constexpr int kNodesMax = 100'000;
 constexpr int kRangeStep = 4;
 
-// The blocks of one node; the least recently used one is at the end.
-class NodeCache {
- public:
-  bool Has(uint32_t block) const { return places_.contains(block); }
-
-  void Use(uint32_t block, size_t capacity) {
-    const auto found = places_.find(block);
-    if (found != places_.end()) {
-      order_.splice(order_.begin(), order_, found->second);
-      return;
-    }
-    order_.push_front(block);
-    places_[block] = order_.begin();
-    if (order_.size() <= capacity) return;
-    places_.erase(order_.back());
-    order_.pop_back();
-  }
-
- private:
-  std::list<uint32_t> order_;
-  absl::flat_hash_map<uint32_t, std::list<uint32_t>::iterator> places_;
-};
-
-std::vector<PlacementNode> MakeNodes(int count) {
-  std::vector<PlacementNode> nodes(static_cast<size_t>(count));
-  for (int i = 0; i < count; ++i) {
-    PlacementNode& node = nodes[static_cast<size_t>(i)];
-    node.id = absl::StrCat("node-", i);
-    node.host = node.id;
-    node.digest = NodeDigest(node.id);
-  }
-  return nodes;
+HitTimes TimesOf(std::vector<double> seconds) {
+  HitTimes times;
+  times.requests = seconds.size();
+  if (seconds.empty()) return times;
+  const auto at = [&](double part) {
+    const auto index = static_cast<size_t>(part * static_cast<double>(seconds.size() - 1));
+    std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(index),
+                     seconds.end());
+    return seconds[index];
+  };
+  times.p50 = at(0.5);
+  times.p99 = at(0.99);
+  return times;
 }
 
-PageKey RunKey(uint32_t first_block) {
-  PageKey key;
-  key.bytes = Sha256(absl::StrCat("block ", first_block));
-  return key;
+void FillRow(const SimulatedCluster& cluster, uint64_t block_bytes, SimulateRow& row) {
+  const SimulatedCluster::Totals& totals = cluster.totals();
+  const auto gb = [&](size_t blocks) { return static_cast<double>(blocks * block_bytes) / 1e9; };
+  row.local_hits = totals.local_hits;
+  row.remote_hits = totals.remote_hits;
+  row.hit_rate = static_cast<double>(row.local_hits + row.remote_hits) /
+                 static_cast<double>(std::max<size_t>(row.blocks, 1));
+  row.pulled_gb = gb(totals.remote_hits);
+  row.pushed_gb = gb(totals.pushed);
+  if (totals.remote_hits > 0) {
+    const auto remote = static_cast<double>(totals.remote_hits);
+    const double mean = remote / static_cast<double>(totals.served.size());
+    const size_t most = *std::max_element(totals.served.begin(), totals.served.end());
+    row.hottest_load = static_cast<double>(most) / mean;
+    row.longest_load = static_cast<double>(totals.longest_pull) / mean;
+    row.referred = static_cast<double>(totals.referred) / remote;
+  }
+  row.one_hop = TimesOf(totals.one_hop);
+  row.by_referral = TimesOf(totals.by_referral);
+  row.remapped_on_join = cluster.RemappedOnJoin();
+  row.remapped_on_leave = cluster.RemappedOnLeave();
+  if (totals.asking > 0) {
+    row.fanout_mean = static_cast<double>(totals.asked) / static_cast<double>(totals.asking);
+  }
+  row.fanout_max = totals.fanout_max;
+  row.fanout_bound = totals.fanout_bound;
+  row.fanout_over = totals.fanout_over;
 }
-
-class Homes {
- public:
-  Homes(std::vector<PlacementNode> nodes, int replicas)
-      : nodes_(std::move(nodes)), replicas_(static_cast<size_t>(replicas)) {}
-
-  // Returns the homes of the page run that begins with this block.
-  const std::vector<size_t>& Of(uint32_t first_block) {
-    const auto [entry, is_new] = homes_.try_emplace(first_block);
-    if (is_new) entry->second = HomesOf(nodes_, RunKey(first_block), replicas_);
-    return entry->second;
-  }
-  const absl::flat_hash_map<uint32_t, std::vector<size_t>>& all() const { return homes_; }
-  const std::vector<PlacementNode>& nodes() const { return nodes_; }
-
- private:
-  const std::vector<PlacementNode> nodes_;
-  const size_t replicas_;
-  absl::flat_hash_map<uint32_t, std::vector<size_t>> homes_;
-};
-
-// The nodes of a cluster, which process requests one after the other.
-class SimulatedCluster {
- public:
-  SimulatedCluster(int nodes, size_t capacity_blocks, int replicas)
-      : caches_(static_cast<size_t>(nodes)),
-        served_(static_cast<size_t>(nodes), 0),
-        capacity_(capacity_blocks),
-        homes_(MakeNodes(nodes), replicas) {}
-
-  void Access(size_t node, std::span<const uint32_t> request, SimulateRow& row) {
-    NodeCache& cache = caches_[node];
-    size_t hits = 0;
-    while (hits < request.size() && cache.Has(request[hits])) ++hits;
-    row.local_hits += hits;
-    hits = Pull(node, request, hits, row);
-    for (size_t i = request.size(); i-- > 0;) cache.Use(request[i], capacity_);
-    for (size_t i = hits; i < request.size(); ++i) {
-      for (const size_t home : homes_.Of(request[i / kRunBlocks * kRunBlocks])) {
-        if (home == node) continue;
-        if (!caches_[home].Has(request[i])) ++pushed_;
-        caches_[home].Use(request[i], capacity_);
-      }
-    }
-  }
-
-  void Finish(uint64_t block_bytes, SimulateRow& row) const {
-    row.pulled_gb = static_cast<double>(row.remote_hits * block_bytes) / 1e9;
-    row.pushed_gb = static_cast<double>(pushed_ * block_bytes) / 1e9;
-    const size_t most = *std::max_element(served_.begin(), served_.end());
-    const double mean = static_cast<double>(row.remote_hits) / static_cast<double>(served_.size());
-    row.hottest_load = mean > 0 ? static_cast<double>(most) / mean : 0;
-    row.fanout_mean = asking_ > 0 ? static_cast<double>(asked_) / static_cast<double>(asking_) : 0;
-    FindRemapped(row);
-  }
-
- private:
-  // Fetches from the homes of every run that lacks blocks. Returns how many leading blocks are
-  // present then.
-  size_t Pull(size_t node, std::span<const uint32_t> request, size_t hits, SimulateRow& row) {
-    if (hits == request.size()) return hits;
-    std::set<size_t> asked;
-    for (size_t run = hits / kRunBlocks; run * kRunBlocks < request.size(); ++run) {
-      for (const size_t home : homes_.Of(request[run * kRunBlocks])) {
-        if (home != node) asked.insert(home);
-      }
-    }
-    asked_ += asked.size();
-    if (!asked.empty()) ++asking_;
-    const size_t pages = (request.size() - hits) * kBlockPages + hits % kRunBlocks * kBlockPages;
-    const size_t bound = (pages + kRunPages - 1) / kRunPages;
-    if (asked.size() > bound * homes_.Of(request[0]).size()) ++row.fanout_over;
-    row.fanout_max = std::max(row.fanout_max, asked.size());
-    row.fanout_bound = std::max(row.fanout_bound, bound);
-    for (; hits < request.size(); ++hits) {
-      const uint32_t block = request[hits];
-      if (caches_[node].Has(block)) {  // the node is its home
-        ++row.local_hits;
-        continue;
-      }
-      const std::vector<size_t>& homes = homes_.Of(request[hits / kRunBlocks * kRunBlocks]);
-      const auto holder = std::find_if(homes.begin(), homes.end(), [&](size_t home) {
-        return home != node && caches_[home].Has(block);
-      });
-      if (holder == homes.end()) break;
-      caches_[*holder].Use(block, capacity_);
-      ++served_[*holder];
-      ++row.remote_hits;
-    }
-    return hits;
-  }
-
-  // Placement is a pure function, so the effect of a change can be counted without making it.
-  void FindRemapped(SimulateRow& row) const {
-    std::vector<PlacementNode> joined = homes_.nodes();
-    joined.push_back(MakeNodes(static_cast<int>(joined.size()) + 1).back());
-    std::vector<PlacementNode> left(homes_.nodes().begin(), homes_.nodes().end() - 1);
-    size_t moved_by_join = 0, moved_by_leave = 0;
-    for (const auto& [block, homes] : homes_.all()) {
-      const std::string& home = homes_.nodes()[homes[0]].id;
-      if (joined[HomesOf(joined, RunKey(block), 1).at(0)].id != home) ++moved_by_join;
-      if (left.empty() || left[HomesOf(left, RunKey(block), 1).at(0)].id != home) ++moved_by_leave;
-    }
-    const double runs = static_cast<double>(std::max<size_t>(homes_.all().size(), 1));
-    row.remapped_on_join = static_cast<double>(moved_by_join) / runs;
-    row.remapped_on_leave = static_cast<double>(moved_by_leave) / runs;
-  }
-
-  std::vector<NodeCache> caches_;
-  std::vector<size_t> served_;  // blocks served to other nodes
-  const size_t capacity_;
-  Homes homes_;
-  size_t pushed_ = 0;
-  size_t asked_ = 0;
-  size_t asking_ = 0;
-};
 
 // Runs the trace over nodes that share nothing.
 double AloneHitRate(const BlockTrace& trace, int nodes, size_t capacity_blocks) {
@@ -243,25 +123,30 @@ absl::StatusOr<std::vector<int>> ParseNodeCounts(std::string_view text) {
   }
 }
 
-absl::StatusOr<SimulateRow> Simulate(const BlockTrace& trace, int nodes, size_t capacity_blocks,
-                                     int replicas, uint64_t block_bytes) {
-  if (nodes < 1 || capacity_blocks == 0 || replicas < 1) {
+absl::StatusOr<SimulateRow> Simulate(const BlockTrace& trace,
+                                     const SimulatedCluster::Options& options, double speedup) {
+  if (options.nodes < 1 || options.capacity_blocks == 0 || options.replicas < 1) {
     return absl::InvalidArgumentError("simulate needs a node, a replica and room for a block");
   }
+  if (options.network.zones < 1 || !(options.network.nic_gbit > 0) || !(speedup > 0)) {
+    return absl::InvalidArgumentError(
+        "zones, the network cards' rate and speedup must be positive");
+  }
   const auto start = std::chrono::steady_clock::now();
-  SimulatedCluster cluster(nodes, capacity_blocks, replicas);
+  SimulatedCluster cluster(options);
   SimulateRow row;
-  row.nodes = nodes;
+  row.nodes = options.nodes;
+  row.push = options.push;
   row.requests = trace.requests();
   row.blocks = trace.blocks();
   for (size_t i = 0; i < trace.requests(); ++i) {
-    cluster.Access(i % static_cast<size_t>(nodes), trace.request(i), row);
+    cluster.Access(i % static_cast<size_t>(options.nodes), trace.request(i),
+                   trace.seconds(i) / speedup);
   }
-  cluster.Finish(block_bytes, row);
-  row.hit_rate = static_cast<double>(row.local_hits + row.remote_hits) /
-                 static_cast<double>(std::max<size_t>(row.blocks, 1));
-  row.alone_hit_rate = AloneHitRate(trace, nodes, capacity_blocks);
-  row.one_hit_rate = AloneHitRate(trace, 1, capacity_blocks * static_cast<size_t>(nodes));
+  FillRow(cluster, options.block_bytes, row);
+  row.alone_hit_rate = AloneHitRate(trace, options.nodes, options.capacity_blocks);
+  row.one_hit_rate =
+      AloneHitRate(trace, 1, options.capacity_blocks * static_cast<size_t>(options.nodes));
   row.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return row;
 }
@@ -269,15 +154,21 @@ absl::StatusOr<SimulateRow> Simulate(const BlockTrace& trace, int nodes, size_t 
 absl::StatusOr<std::vector<SimulateRow>> RunSimulateWorkload(const SimulateOptions& options) {
   CRUMB_ASSIGN_OR_RETURN(const uint64_t bytes_per_token,
                          BytesPerToken(options.model, options.format));
-  CRUMB_ASSIGN_OR_RETURN(const size_t capacity_blocks,
+  SimulatedCluster::Options cluster;
+  CRUMB_ASSIGN_OR_RETURN(cluster.capacity_blocks,
                          CapacityBlocks(options.capacity_gb, bytes_per_token));
   CRUMB_ASSIGN_OR_RETURN(const BlockTrace trace, LoadTrace(options));
+  cluster.replicas = options.replicas;
+  cluster.block_bytes = bytes_per_token * kTraceBlockTokens;
+  cluster.network = options.network;
   std::vector<SimulateRow> rows;
-  for (const int nodes : options.nodes) {
-    CRUMB_ASSIGN_OR_RETURN(SimulateRow row,
-                           Simulate(trace, nodes, capacity_blocks, options.replicas,
-                                    bytes_per_token * kTraceBlockTokens));
-    rows.push_back(row);
+  for (const SimulatedPush push : options.push) {
+    for (const int nodes : options.nodes) {
+      cluster.push = push;
+      cluster.nodes = nodes;
+      CRUMB_ASSIGN_OR_RETURN(SimulateRow row, Simulate(trace, cluster, options.speedup));
+      rows.push_back(row);
+    }
   }
   return rows;
 }

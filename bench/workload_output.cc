@@ -135,12 +135,29 @@ std::string ReplayText(const std::vector<ReplayRow>& rows) {
   return table.ToString();
 }
 
+namespace {
+
+const char* NameOf(SimulatedPush push) {
+  return push == SimulatedPush::kAlways ? "always" : "reused";
+}
+
+json JsonOf(const HitTimes& times) {
+  return {{"requests", times.requests}, {"p50_s", times.p50}, {"p99_s", times.p99}};
+}
+
+}  // namespace
+
 json SimulateJson(const SimulateOptions& options, const std::vector<SimulateRow>& rows) {
   json out = {{"workload", "simulate"},
               {"model", options.model},
               {"format", options.format == kernels::PageFormat::kInt2 ? "int2" : "bf16"},
               {"capacity_gb", options.capacity_gb},
               {"replicas", options.replicas},
+              {"zones", options.network.zones},
+              {"rtt_us", options.network.rtt_us},
+              {"rtt_zones_us", options.network.rtt_zones_us},
+              {"nic_gbit", options.network.nic_gbit},
+              {"speedup", options.speedup},
               {"rows", json::array()}};
   if (options.trace_path.empty()) {
     out["synthetic"] = options.synthetic;
@@ -148,6 +165,11 @@ json SimulateJson(const SimulateOptions& options, const std::vector<SimulateRow>
   }
   for (const SimulateRow& row : rows) {
     out["rows"].push_back({{"nodes", row.nodes},
+                           {"push", NameOf(row.push)},
+                           {"longest_load", row.longest_load},
+                           {"referred", row.referred},
+                           {"one_hop", JsonOf(row.one_hop)},
+                           {"by_referral", JsonOf(row.by_referral)},
                            {"requests", row.requests},
                            {"blocks", row.blocks},
                            {"local_hits", row.local_hits},
@@ -170,22 +192,32 @@ json SimulateJson(const SimulateOptions& options, const std::vector<SimulateRow>
 }
 
 std::string SimulateText(const std::vector<SimulateRow>& rows) {
-  tools::TextTable table({"nodes", "hit rate", "local", "remote", "alone", "one node", "pulled GB",
-                          "pushed GB", "hottest/mean", "moved: +1", "-1", "asked mean", "max",
-                          "bound"});
+  tools::TextTable hits({"push", "nodes", "hit rate", "local", "remote", "alone", "one node",
+                         "pulled GB", "pushed GB", "moved: +1", "-1", "asked mean", "max",
+                         "bound"});
+  tools::TextTable load({"push", "nodes", "hottest/mean", "one prompt/mean", "referred",
+                         "one hop: requests", "p50 ms", "p99 ms", "referred: requests", "p50 ms",
+                         "p99 ms"});
+  const auto ms = [](double seconds) { return fmt::format("{:.2f}", 1000 * seconds); };
   for (const SimulateRow& row : rows) {
     const double blocks = static_cast<double>(std::max<size_t>(row.blocks, 1));
-    table.AddRow(
-        {fmt::format("{}", row.nodes), fmt::format("{:.4f}", row.hit_rate),
-         fmt::format("{:.4f}", static_cast<double>(row.local_hits) / blocks),
-         fmt::format("{:.4f}", static_cast<double>(row.remote_hits) / blocks),
-         fmt::format("{:.4f}", row.alone_hit_rate), fmt::format("{:.4f}", row.one_hit_rate),
-         fmt::format("{:.1f}", row.pulled_gb), fmt::format("{:.1f}", row.pushed_gb),
-         fmt::format("{:.2f}", row.hottest_load), fmt::format("{:.4f}", row.remapped_on_join),
-         fmt::format("{:.4f}", row.remapped_on_leave), fmt::format("{:.2f}", row.fanout_mean),
-         fmt::format("{}", row.fanout_max), fmt::format("{}", row.fanout_bound)});
+    const std::string nodes = fmt::format("{}", row.nodes);
+    hits.AddRow({NameOf(row.push), nodes, fmt::format("{:.4f}", row.hit_rate),
+                 fmt::format("{:.4f}", static_cast<double>(row.local_hits) / blocks),
+                 fmt::format("{:.4f}", static_cast<double>(row.remote_hits) / blocks),
+                 fmt::format("{:.4f}", row.alone_hit_rate), fmt::format("{:.4f}", row.one_hit_rate),
+                 fmt::format("{:.1f}", row.pulled_gb), fmt::format("{:.1f}", row.pushed_gb),
+                 fmt::format("{:.4f}", row.remapped_on_join),
+                 fmt::format("{:.4f}", row.remapped_on_leave),
+                 fmt::format("{:.2f}", row.fanout_mean), fmt::format("{}", row.fanout_max),
+                 fmt::format("{}", row.fanout_bound)});
+    load.AddRow({NameOf(row.push), nodes, fmt::format("{:.2f}", row.hottest_load),
+                 fmt::format("{:.2f}", row.longest_load), fmt::format("{:.3f}", row.referred),
+                 fmt::format("{}", row.one_hop.requests), ms(row.one_hop.p50), ms(row.one_hop.p99),
+                 fmt::format("{}", row.by_referral.requests), ms(row.by_referral.p50),
+                 ms(row.by_referral.p99)});
   }
-  return table.ToString();
+  return hits.ToString() + "\n" + load.ToString();
 }
 
 }  // namespace crumb::bench
