@@ -42,6 +42,7 @@ enum class Kind : uint8_t {
   kRuns,     // the keys of each run of pages
   kNumbers,  // a number for each page of one call
   kPeerLeases,
+  kShortfalls,  // for each run and each node that a referral names
   kRecords,
   kRecordPart,  // a part of a keyspace's record
 };
@@ -68,6 +69,8 @@ constexpr uint64_t kTextBytesMax = 1024;
 constexpr uint64_t kRecordsMax = 65'536;
 // As peer_calls.h has it.
 constexpr uint64_t kPeerLeasesMax = 1024;
+// As HolderDirectory has it.
+constexpr uint64_t kReferralNodesMax = 3;
 // A client sends 4,096 at a time.
 constexpr uint64_t kSamplesMax = 16'384;
 
@@ -129,6 +132,7 @@ constexpr auto kRows = std::to_array<Row>({
     {"crumb.v1.OpenKeyspaceRequest.fields", Kind::kFields},
     {"crumb.v1.OpenKeyspaceRequest.tenant", Kind::kName},
     {"crumb.v1.PeerAcquireRequest.keyspace", Kind::kId},
+    {"crumb.v1.PeerAcquireRequest.not_at", Kind::kShortfalls},
     {"crumb.v1.PeerAcquireRequest.runs", Kind::kRuns},
     {"crumb.v1.PeerCaller.incarnation", Kind::kId},
     {"crumb.v1.PeerCaller.node", Kind::kName},
@@ -140,6 +144,7 @@ constexpr auto kRows = std::to_array<Row>({
     {"crumb.v1.PeerReadRequest.keyspace", Kind::kId},
     {"crumb.v1.PeerReadRequest.session", Kind::kShortId},
     {"crumb.v1.PeerReleaseRequest.leases", Kind::kPeerLeases},
+    {"crumb.v1.PeerShortfall.node", Kind::kName},
     {"crumb.v1.PinRequest.keys", Kind::kKeys},
     {"crumb.v1.PinRequest.keyspace", Kind::kId},
     {"crumb.v1.PinRequest.run", Kind::kId},
@@ -222,6 +227,8 @@ FieldBound BoundOf(const Row& row, const Limits& limits) {
       return {row.field, keys, 0, "limits.acquire_keys_max"};
     case Kind::kPeerLeases:
       return {row.field, kPeerLeasesMax, 0, {}};
+    case Kind::kShortfalls:
+      return {row.field, keys * kReferralNodesMax, 0, "limits.acquire_keys_max"};
     case Kind::kRecords:
       return {row.field, kRecordsMax, 0, {}};
     case Kind::kRecordPart:

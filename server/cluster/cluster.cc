@@ -20,6 +20,7 @@
 #include "server/cluster/peer_transport.h"
 #include "server/cluster/pusher.h"
 #include "server/cluster/record_merger.h"
+#include "server/cluster/reoffer.h"
 #include "server/cluster/static_membership.h"
 #include "server/session/random_id.h"
 #include "storage/deadline_timer.h"
@@ -48,7 +49,10 @@ class RunningCluster final : public Cluster {
         incarnation_(std::move(incarnation)),
         channel_(MakePeerChannel(parts_.tls)),
         merger_({parts_.store, parts_.keyspaces, metrics_,
-                 static_cast<size_t>(parts_.options.deletions_max), parts_.state_changed}),
+                 static_cast<size_t>(parts_.options.deletions_max), parts_.state_changed,
+                 [this](const KeyspaceId& keyspace, const std::vector<PageKey>& keys) {
+                   holders_.ForgetPages(keyspace, keys);
+                 }}),
         calls_in_progress_(std::make_shared<OutgoingCalls>()),
         hellos_(std::make_shared<OutgoingCalls>()),
         peers_(parts_.node_id, static_cast<size_t>(parts_.options.replicas)),
@@ -60,6 +64,7 @@ class RunningCluster final : public Cluster {
                 parts_.options.peer_lease),
         source_(parts_.store, parts_.keyspaces, sessions_, metrics_,
                 static_cast<size_t>(parts_.options.peer_reads_max)),
+        holders_(static_cast<size_t>(parts_.options.directory_pages_max)),
         runs_(parts_.store, kRememberedRuns),
         timer_(parts_.clock),
         steps_({"crumb-pull", static_cast<int>(parts_.options.pull_threads),
@@ -74,6 +79,9 @@ class RunningCluster final : public Cluster {
              parts_.options.push_deadline, parts_.options.push_attempts, parts_.options.push_retry},
             peers_, runs_, sessions_, parts_.keyspaces, parts_.clock, metrics_),
         drain_(parts_.store, parts_.keyspaces, pusher_, parts_.clock),
+        reoffer_({parts_.store, parts_.keyspaces, peers_, runs_, pusher_,
+                  static_cast<size_t>(parts_.options.replicas),
+                  parts_.options.reoffer_pages_per_second}),
         calls_(MakeCallContext()) {}
   ~RunningCluster() override { Stop(); }
 
@@ -129,6 +137,7 @@ class RunningCluster final : public Cluster {
     if (std::exchange(stopped_, true)) return;
     parts_.keyspaces.OnChange(nullptr);
     drain_.Stop();
+    reoffer_.Stop();
     std::unique_ptr<Membership> membership;
     {
       MutexLock lock(&mutex_);
@@ -157,6 +166,7 @@ class RunningCluster final : public Cluster {
   void Committed(const FragmentHeader& header) override { pusher_.Offer(header); }
 
   absl::Status NoteDeletion(const KeyspaceId& keyspace, const std::vector<PageKey>& keys) override {
+    holders_.ForgetPages(keyspace, keys);
     return parts_.keyspaces.NoteDeletion(keyspace, parts_.node_id, keys,
                                          static_cast<size_t>(parts_.options.deletions_max));
   }
@@ -188,6 +198,10 @@ class RunningCluster final : public Cluster {
             [this](const std::string&) {
               MutexLock lock(&mutex_);
               if (membership_ != nullptr) membership_->AskKeyspaces();
+            },
+            &holders_,
+            [this](const FragmentHeader& header, const PageKey& run) {
+              pusher_.OfferCopy(header, run);
             }};
   }
 
@@ -200,7 +214,9 @@ class RunningCluster final : public Cluster {
             leases_,
             reader_,
             push_pages_,
+            holders_,
             metrics_,
+            parts_.options.push_policy(),
             parts_.options.push_deadline,
             parts_.keys_max,
             kRecordPageBytes,
@@ -310,6 +326,7 @@ class RunningCluster final : public Cluster {
   PeerSessions sessions_;
   PeerLeases leases_;
   PageSource source_;
+  HolderDirectory holders_;
   RunFinder runs_;
   PageFlights flights_;
   storage::DeadlineTimer timer_;
@@ -320,6 +337,7 @@ class RunningCluster final : public Cluster {
   PartyBudget push_pages_;  // that this node fetches for offers, by the node that offered them
   Pusher pusher_;
   Drain drain_;
+  Reoffer reoffer_;
   const PeerCallContext calls_;
 
   mutable Mutex mutex_;
@@ -373,6 +391,10 @@ void RunningCluster::InstallNodes(Membership::Nodes nodes) {
       peers.push_back(std::move(known));
       continue;
     }
+    // Pages that a process held may be lost with it.
+    if (known != nullptr && known->record().incarnation() != record.incarnation()) {
+      holders_.ForgetNode(record.id());
+    }
     peers.push_back(MakePeer(record, nodes.nodes.size()));
   }
   for (const auto& gone : peers_.All()) {
@@ -381,12 +403,14 @@ void RunningCluster::InstallNodes(Membership::Nodes nodes) {
     if (stays) continue;
     LogInfo("node {} at {} is gone", gone->id(), gone->record().grpc_address());
     sessions_.Forget(gone->id());
+    holders_.ForgetNode(gone->id());
     if (transport_ != nullptr && !gone->record().transport_address().empty()) {
       transport_->Disconnect(gone->record().transport_address());
     }
   }
   peers_.SetPeers(peers);
   InstallView(nodes);
+  reoffer_.NodesChanged();
 }
 
 void RunningCluster::InstallView(const Membership::Nodes& nodes) {
@@ -436,6 +460,7 @@ absl::Status RunningCluster::BeginDrain() {
     return absl::FailedPreconditionError("no other node is there to take this one's pages");
   }
   SetState(v1::NODE_STATE_DRAINING);
+  pusher_.SetLeaving();
   // The new view leaves this node out; told by itself, since the membership tells of others.
   const auto view = peers_.history().views().current;
   std::vector<PlacementNode> rest = view->nodes;
@@ -500,6 +525,8 @@ Cluster::Gauges RunningCluster::gauges() const {
   gauges.view_nodes = view->nodes.size();
   gauges.pulls = reader_.active();
   gauges.push_pages = pusher_.pending();
+  gauges.directory_pages = holders_.pages();
+  gauges.directory_evicted_pages = holders_.evicted();
   gauges.peer_leases = leases_.size();
   for (const auto& peer : peers_.All()) {
     const Breaker::State state = peer->breaker().state();

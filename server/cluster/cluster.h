@@ -53,6 +53,8 @@ class Cluster {
     size_t view_nodes = 0;
     size_t pulls = 0;
     size_t push_pages = 0;
+    size_t directory_pages = 0;
+    uint64_t directory_evicted_pages = 0;
     size_t peer_leases = 0;
     Membership::State etcd = Membership::State::kNone;
     bool withheld = false;  // some or all pages are: drops may not have been heard of

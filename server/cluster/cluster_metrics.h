@@ -24,11 +24,13 @@ struct ClusterMetrics {
   Counter pull_corrupt_pages;    // what arrived was not what was asked for
   Counter pulled_bytes;
   Counter breaker_skips;  // nodes not asked: their breaker was open
+  Counter referred_runs;  // runs that a home referred this node to another node for
 
   // Giving pages to their homes.
   Counter push_offered_pages;
   Counter push_stored_pages;                         // homes took them
   Counter push_known_pages;                          // homes had them
+  Counter push_noted_pages;                          // homes noted that this node has them
   Counter push_retried_pages;                        // an offer failed and is made again
   std::array<Counter, kPushDropCount> push_dropped;  // by PushDrop
 
@@ -38,6 +40,10 @@ struct ClusterMetrics {
   Counter served_bytes;    // over gRPC; the transport counts its own
   Counter serve_refused;   // no session, or not its keyspace
   Counter received_pages;  // pushed to this node
+  // As a home of runs: the directory of holders.
+  Counter noted_pages;        // offered and not fetched
+  Counter referrals_given;    // runs that a node was referred to others for
+  Counter holders_forgotten;  // holders that lacked what a node was referred to them for
   // Over what one other node may take of this one.
   Counter peer_leases_refused;
   Counter peer_reads_refused;

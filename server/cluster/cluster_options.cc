@@ -80,6 +80,9 @@ void ClusterOptions::Visit(ConfigVisitor& visitor) {
                 "Part of pulls_max for keyspaces of one tenant.");
   visitor.Field("pull_queue", pull_queue, "Steps of fetches waiting for a thread.");
   visitor.Field("pull_threads", pull_threads, "Threads that make fetched pages visible.");
+  visitor.Field("push", push,
+                "Policy for copies of committed pages at their homes: always, or reused: none, "
+                "homes refer readers to the nodes that have them.");
   visitor.Field("push_queue_pages", push_queue_pages,
                 "Pages waiting to be offered to their homes; more are dropped.");
   visitor.Field("push_batch_pages", push_batch_pages, "Pages offered in one call.");
@@ -89,6 +92,11 @@ void ClusterOptions::Visit(ConfigVisitor& visitor) {
                 "Offers of a page to a home; what it has not taken then is dropped.");
   visitor.Field("push_retry", push_retry,
                 "Pause before the second one; each is twice the one before.");
+  visitor.Field(
+      "directory_pages_max", directory_pages_max,
+      "Pages of which this node, as their home, knows the holders; about 350 bytes each.");
+  visitor.Field("reoffer_pages_per_second", reoffer_pages_per_second,
+                "Pages of this node that new homes hear of, in a second.");
   visitor.Field("peer_leases_max", peer_leases_max,
                 "Leases of other nodes at once; more are answered without a lease.");
   visitor.Field("peer_leases_per_node_max", peer_leases_per_node_max,
@@ -117,6 +125,8 @@ absl::Status ClusterOptions::Validate(const std::string& tcp) const {
         Count{"push_queue_pages", push_queue_pages, kCountMax},
         Count{"push_batch_pages", push_batch_pages, 1024}, Count{"pushes_max", pushes_max, 64},
         Count{"push_attempts", push_attempts, 100},
+        Count{"directory_pages_max", directory_pages_max, kCountMax},
+        Count{"reoffer_pages_per_second", reoffer_pages_per_second, kCountMax},
         Count{"peer_leases_max", peer_leases_max, kCountMax},
         Count{"peer_leases_per_node_max", peer_leases_per_node_max, kCountMax},
         Count{"peer_lease_pages_max", peer_lease_pages_max, kCountMax},
@@ -140,6 +150,10 @@ absl::Status ClusterOptions::Validate(const std::string& tcp) const {
   if (peer_push_pages_max < kPushPagesMin || peer_push_pages_max > kCountMax) {
     return absl::InvalidArgumentError(
         "cluster.peer_push_pages_max must be at least 1024, the most that one offer has");
+  }
+  if (push != "always" && push != "reused") {
+    return absl::InvalidArgumentError("unknown cluster.push '" + push +
+                                      "'; known are always, reused");
   }
   if (connect_ahead < 0 || connect_ahead > kNodesMax) {
     return absl::InvalidArgumentError("cluster.connect_ahead must be from 0 to 65536");

@@ -12,6 +12,13 @@
 
 namespace crumb::server {
 
+// The policy of a home for the pages that it is offered: it fetches some, and notes the holders of
+// all.
+enum class PushPolicy : uint8_t {
+  kReused,  // those of a node that leaves, and parts that only together make a page
+  kAlways,  // those that it lacks
+};
+
 // The nodes that this one shares pages with, and how: docs/cluster.md.
 struct ClusterOptions {
   std::string secret_file;        // empty: a secret of this node, made once, beside the index
@@ -37,12 +44,15 @@ struct ClusterOptions {
   int64_t pulls_per_tenant_max = 192;
   int64_t pull_queue = 4096;
   int64_t pull_threads = 2;
+  std::string push = "always";  // or reused
   int64_t push_queue_pages = 16'384;
   int64_t push_batch_pages = 64;
   int64_t pushes_max = 2;
   Duration push_deadline = std::chrono::seconds(10);
   int64_t push_attempts = 5;
   Duration push_retry = std::chrono::seconds(1);
+  int64_t directory_pages_max = 1'048'576;
+  int64_t reoffer_pages_per_second = 5000;
   int64_t peer_leases_max = 4096;
   int64_t peer_leases_per_node_max = 1024;
   int64_t peer_lease_pages_max = 65'536;  // of one node
@@ -52,6 +62,12 @@ struct ClusterOptions {
   int64_t breaker_failures = 5;
   Duration breaker_open = std::chrono::seconds(2);
   int64_t deletions_max = 4096;
+
+  // The policy that `push` and `replicas` name. Several replicas promise that one death makes
+  // nothing miss, so each of them has a copy.
+  PushPolicy push_policy() const {
+    return push == "always" || replicas > 1 ? PushPolicy::kAlways : PushPolicy::kReused;
+  }
 
   // Whether this node works with others at all.
   bool enabled() const { return !etcd.empty() || !nodes.empty(); }

@@ -15,84 +15,179 @@ FindOperation::FindOperation(const PullContext& context, PullRequest request, Do
       here_(TiersHere(context.store, request_)),
       done_(std::move(done)) {}
 
+std::vector<PageKey> FindOperation::FindRuns() {
+  std::vector<PageKey> names;
+  MutexLock lock(&mutex_);
+  for (const RunSpan& span : RunsOf(request_)) {
+    Run run;
+    run.key = span.key;
+    for (size_t page = span.begin; page < span.end; ++page) {
+      if (!here_[page]) run.pages.push_back(page);
+    }
+    if (run.pages.empty()) continue;
+    names.push_back(run.key);
+    runs_.push_back(std::move(run));
+  }
+  return names;
+}
+
 void FindOperation::Start() {
-  std::vector<HomeQuestion> questions;
+  const std::vector<PageKey> names = FindRuns();
+  std::vector<ReferralTrail> own;
+  for (size_t run = 0; run < names.size(); ++run) {
+    std::vector<size_t> pages;
+    {
+      MutexLock lock(&mutex_);
+      pages = runs_[run].pages;
+    }
+    auto referral = OwnReferral(context_, request_, names[run], pages, /*counted=*/false);
+    if (referral) own.push_back({run, nullptr, referral->pages, std::move(referral->nodes), {}});
+  }
+  const std::vector<HomeQuestion> questions = QuestionsFor(context_, names, request_.everyone);
   {
     MutexLock lock(&mutex_);
-    std::vector<PageKey> names;
-    for (const RunSpan& span : RunsOf(request_)) {
-      Run run;
-      run.key = span.key;
-      for (size_t page = span.begin; page < span.end; ++page) {
-        if (!here_[page]) run.pages.push_back(page);
-      }
-      if (run.pages.empty()) continue;
-      names.push_back(run.key);
-      runs_.push_back(std::move(run));
-    }
-    questions = QuestionsFor(context_, names, request_.everyone);
     for (const HomeQuestion& question : questions) {
       for (const size_t run : question.runs) ++runs_[run].unanswered;
     }
+    for (const ReferralTrail& trail : own) ++runs_[trail.run].unanswered;
     timer_ = context_.timer.Schedule(request_.deadline,
                                      [self = shared_from_this()] { self->Finish(true); });
   }
   for (const HomeQuestion& question : questions) Ask(question);
-  Finish(false);
+  Proceed(std::move(own));
+}
+
+void FindOperation::Send(const std::shared_ptr<Peer>& peer, const std::vector<size_t>& runs,
+                         const std::function<void(v1::PeerAcquireRequest&)>& complete,
+                         std::function<void(const Answer&)> then) {
+  std::vector<std::string> keys;
+  {
+    MutexLock lock(&mutex_);
+    for (const size_t run : runs) keys.push_back(KeyBytes(request_.keys, runs_[run].pages));
+  }
+  v1::PeerAcquireRequest wanted = MakePeerAcquire(request_, std::move(keys));
+  complete(wanted);
+  context_.metrics.pull_asks.Add();
+  peer->Acquire(wanted, request_.deadline,
+                [self = shared_from_this(), peer, wanted, then = std::move(then)](Answer answer) {
+                  if (answer.ok() && !Fits(wanted, *answer)) {
+                    answer = absl::InternalError("the answer does not fit the question");
+                  }
+                  peer->breaker().Note(answer.status());
+                  if (!answer.ok()) {
+                    self->context_.metrics.pull_ask_failures.Add();
+                  } else if (answer->generation() > self->request_.keyspace->generation.load()) {
+                    self->context_.heard_of_newer(peer->id());
+                  }
+                  then(answer);
+                });
 }
 
 void FindOperation::Ask(const HomeQuestion& question) {
-  std::vector<std::string> runs;
-  {
-    MutexLock lock(&mutex_);
-    for (const size_t run : question.runs) {
-      runs.push_back(KeyBytes(request_.keys, runs_[run].pages));
-    }
-  }
-  const v1::PeerAcquireRequest wanted = MakePeerAcquire(request_, std::move(runs));
-  context_.metrics.pull_asks.Add();
-  question.peer->Acquire(wanted, request_.deadline,
-                         [self = shared_from_this(), question,
-                          wanted](absl::StatusOr<v1::PeerAcquireResponse> answer) {
-                           if (answer.ok() && !Fits(wanted, *answer)) {
-                             answer = absl::InternalError("the answer does not fit the question");
-                           }
-                           self->Answered(question, answer);
-                         });
+  Send(
+      question.peer, question.runs,
+      [this](v1::PeerAcquireRequest& wanted) { wanted.set_refer(!request_.everyone); },
+      [self = shared_from_this(), question](const Answer& answer) {
+        self->Answered(question, answer);
+      });
 }
 
-void FindOperation::Answered(const HomeQuestion& question,
-                             const absl::StatusOr<v1::PeerAcquireResponse>& answer) {
-  question.peer->breaker().Note(answer.status());
-  if (answer.ok()) {
-    if (answer->generation() > request_.keyspace->generation.load()) {
-      context_.heard_of_newer(question.peer->id());
-    }
-  } else {
-    context_.metrics.pull_ask_failures.Add();
-  }
+void FindOperation::AskTrail(const TrailQuestion& question) {
+  std::vector<size_t> runs;
+  for (const ReferralTrail& trail : question.trails) runs.push_back(trail.run);
+  Send(
+      question.peer, runs,
+      [&question](v1::PeerAcquireRequest& wanted) {
+        if (question.to != TrailQuestion::To::kHome) return;
+        for (size_t i = 0; i < question.trails.size(); ++i) {
+          AddShortfalls(question.trails[i], i, wanted);
+        }
+      },
+      [self = shared_from_this(), question](const Answer& answer) {
+        self->AnsweredTrail(question, answer);
+      });
+}
+
+void FindOperation::Answered(const HomeQuestion& question, const Answer& answer) {
+  std::vector<ReferralTrail> trails;
   {
     MutexLock lock(&mutex_);
-    if (answer.ok()) NoteAnswer(question, *answer);
-    for (const size_t run : question.runs) {
-      --runs_[run].unanswered;
-      if (absl::IsDeadlineExceeded(answer.status())) runs_[run].reason = MissReason::kDeadline;
+    NoteAnswer(question.peer, question.runs, answer);
+    if (answer.ok() && !request_.everyone) {
+      std::vector<size_t> pages;
+      for (const size_t run : question.runs) pages.push_back(runs_[run].pages.size());
+      trails = TrailsOf(question, *answer, pages);
+    }
+    for (const size_t run : question.runs) --runs_[run].unanswered;
+    for (const ReferralTrail& trail : trails) ++runs_[trail.run].unanswered;
+  }
+  context_.metrics.referred_runs.Add(trails.size());
+  Proceed(std::move(trails));
+}
+
+void FindOperation::AnsweredTrail(const TrailQuestion& question, const Answer& answer) {
+  std::vector<size_t> runs;
+  for (const ReferralTrail& trail : question.trails) runs.push_back(trail.run);
+  std::vector<ReferralTrail> trails;
+  std::vector<ReferralTrail> ended;
+  {
+    MutexLock lock(&mutex_);
+    NoteAnswer(question.peer, runs, answer);
+    for (size_t i = 0; i < runs.size(); ++i) {
+      ReferralTrail trail = question.trails[i];
+      const size_t hits = answer.ok() ? answer->hit_pages(static_cast<int>(i)) : 0;
+      if (question.to == TrailQuestion::To::kHome) {
+        --runs_[trail.run].unanswered;
+      } else if (hits >= trail.pages) {
+        ended.push_back(std::move(trail));
+      } else {
+        if (answer.ok()) trail.lacking.emplace_back(question.peer->id(), hits);
+        trails.push_back(std::move(trail));
+      }
     }
   }
+  for (const ReferralTrail& trail : ended) EndTrail(trail);
+  Proceed(std::move(trails));
+}
+
+void FindOperation::EndTrail(const ReferralTrail& trail) {
+  std::string keys;
+  {
+    MutexLock lock(&mutex_);
+    --runs_[trail.run].unanswered;
+    keys = KeyBytes(request_.keys, runs_[trail.run].pages);
+  }
+  ReportShortfalls(context_, request_, trail, keys);
+}
+
+void FindOperation::Proceed(std::vector<ReferralTrail> trails) {
+  std::vector<ReferralTrail> ended;
+  {
+    MutexLock lock(&mutex_);
+    if (!done_) ended.swap(trails);
+  }
+  const std::vector<TrailQuestion> questions = NextQuestions(context_, std::move(trails), &ended);
+  for (const ReferralTrail& trail : ended) EndTrail(trail);
+  for (const TrailQuestion& question : questions) AskTrail(question);
   Finish(false);
 }
 
-void FindOperation::NoteAnswer(const HomeQuestion& question,
-                               const v1::PeerAcquireResponse& answer) {
-  for (size_t i = 0; i < question.runs.size(); ++i) {
-    Run& run = runs_[question.runs[i]];
-    const size_t hits = answer.hit_pages(static_cast<int>(i));
+void FindOperation::NoteAnswer(const std::shared_ptr<Peer>& peer, const std::vector<size_t>& runs,
+                               const Answer& answer) {
+  if (!answer.ok()) {
+    if (!absl::IsDeadlineExceeded(answer.status())) return;
+    for (const size_t run : runs) runs_[run].reason = MissReason::kDeadline;
+    return;
+  }
+  for (size_t i = 0; i < runs.size(); ++i) {
+    Run& run = runs_[runs[i]];
+    const size_t hits = answer->hit_pages(static_cast<int>(i));
     if (hits > run.hits) {
       run.hits = hits;
-      run.node = question.peer->id();
+      run.node = peer->id();
     }
-    if (answer.miss_reason() != v1::MISS_REASON_UNSPECIFIED) {
-      run.reason = ReasonFromProto(answer.miss_reason());
+    if (answer->miss_reason() != v1::MISS_REASON_UNSPECIFIED) {
+      run.reason = ReasonFromProto(answer->miss_reason());
     }
   }
 }

@@ -61,6 +61,24 @@ std::vector<HomeQuestion> QuestionsFor(const PullContext& context, const std::ve
   return questions;
 }
 
+std::optional<HolderDirectory::Referral> OwnReferral(const PullContext& context,
+                                                     const PullRequest& request, const PageKey& run,
+                                                     const std::vector<size_t>& pages,
+                                                     bool counted) {
+  if (context.holders == nullptr || request.everyone || !context.peers.IsHome(run)) {
+    return std::nullopt;
+  }
+  std::vector<PageKey> keys;
+  for (const size_t page : pages) keys.push_back(request.keys[page]);
+  HolderDirectory::Question question;
+  question.keyspace = request.keyspace->id;
+  question.generation = request.keyspace->generation.load();
+  question.range = request.range;
+  question.keys = keys;
+  question.counted = counted;
+  return context.holders->Refer(question);
+}
+
 v1::PeerAcquireRequest MakePeerAcquire(const PullRequest& request, std::vector<std::string> runs) {
   v1::PeerAcquireRequest wanted;
   wanted.set_keyspace(std::string(request.keyspace->id.view()));

@@ -38,6 +38,13 @@ struct HomeQuestion {
 std::vector<HomeQuestion> QuestionsFor(const PullContext& context, const std::vector<PageKey>& runs,
                                        bool everyone);
 
+// Returns whom this node, as a home of the run, would refer itself to for `pages` of the request.
+// `counted`: they are to be read there. None: it is not the home, or knows no holder.
+std::optional<HolderDirectory::Referral> OwnReferral(const PullContext& context,
+                                                     const PullRequest& request, const PageKey& run,
+                                                     const std::vector<size_t>& pages,
+                                                     bool counted);
+
 // The call that asks for the keys of `runs`, each 32-byte keys one after the other.
 v1::PeerAcquireRequest MakePeerAcquire(const PullRequest& request, std::vector<std::string> runs);
 

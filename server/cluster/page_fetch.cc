@@ -163,6 +163,9 @@ class Fetching : public std::enable_shared_from_this<Fetching> {
     context_.metrics.pulled_pages.Add();
     context_.metrics.pulled_bytes.Add(
         FragmentTilesBytes(header->range.tiles(), header->tile_bytes));
+    if (context_.pulled && fetch_.received == storage::Received::kCopy) {
+      context_.pulled(*header, fetch_.runs.empty() ? PageKey() : fetch_.runs[page]);
+    }
     return MissReason::kNone;
   }
 
@@ -190,6 +193,10 @@ void StartPageFetch(const PullContext& context, const PageFetch& fetch,
                            fetch.tile_bytes.begin() + static_cast<std::ptrdiff_t>(end));
     part.names.assign(fetch.names.begin() + static_cast<std::ptrdiff_t>(begin),
                       fetch.names.begin() + static_cast<std::ptrdiff_t>(end));
+    if (!fetch.runs.empty()) {
+      part.runs.assign(fetch.runs.begin() + static_cast<std::ptrdiff_t>(begin),
+                       fetch.runs.begin() + static_cast<std::ptrdiff_t>(end));
+    }
     std::make_shared<Fetching>(context, std::move(part), held, settled)->Start();
   }
 }

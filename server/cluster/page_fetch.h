@@ -21,6 +21,7 @@ struct PageFetch {
   std::vector<PageKey> keys;
   std::vector<uint32_t> tile_bytes;  // of each
   std::vector<size_t> names;         // what `settled` is told of each
+  std::vector<PageKey> runs = {};    // first page of each one's run, zeros if unknown; or empty
 };
 
 // How a page of a fetch ended; kNone: it is in host memory.

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
 #include "common/status_macros.h"
 #include "fmt/format.h"
+#include "server/cluster/peer_request.h"
 #include "server/miss_reason.h"
 #include "server/page_keys.h"
 
@@ -16,32 +16,14 @@ namespace crumb::server {
 namespace {
 
 constexpr auto kWaitMax = std::chrono::seconds(60);
-// One part in so many of the time for fetching offered pages is left for the response.
-constexpr int kAnswerShare = 8;
 // Fragments that a PeerAcquire leases, for each page that it may name.
 constexpr size_t kFragmentsPerPage = 16;
 // Below gRPC's default bound of a received message, 4 MiB.
 constexpr size_t kWholeBytesMax = size_t{7} << 19;
 
-absl::StatusOr<std::vector<PageKey>> KeysOf(const std::string& bytes, size_t keys_max) {
-  if (bytes.empty() || bytes.size() % sizeof(PageKey) != 0 ||
-      bytes.size() / sizeof(PageKey) > keys_max) {
-    return absl::InvalidArgumentError(
-        fmt::format("{} bytes are no page keys, or more than {}", bytes.size(), keys_max));
-  }
-  std::vector<PageKey> keys(bytes.size() / sizeof(PageKey));
-  std::memcpy(keys.data(), bytes.data(), bytes.size());
-  return keys;
-}
-
 TimePoint WaitUntil(const PeerCallContext& context, uint32_t wait_ms, TimePoint deadline) {
   const Duration wait = std::min<Duration>(std::chrono::milliseconds(wait_ms), kWaitMax);
   return std::min(context.clock.Now() + wait, deadline);
-}
-
-absl::StatusOr<TileRange> RangeOf(const Keyspace& keyspace, const v1::TileRange& range) {
-  return keyspace.CheckRange(range.layer_begin(), range.layer_end(), range.head_begin(),
-                             range.head_end());
 }
 
 // One PeerAcquire until every run is answered.
@@ -56,8 +38,13 @@ class PeerAcquisition : public std::enable_shared_from_this<PeerAcquisition> {
         open_(runs),
         results_(runs) {}
 
-  void Start(const std::vector<storage::AcquireRequest>& runs) {
+  // Leases the runs but those that the caller is referred to other nodes for.
+  void Start(const std::vector<storage::AcquireRequest>& runs, const std::vector<bool>& referred) {
     for (size_t i = 0; i < runs.size(); ++i) {
+      if (referred[i]) {
+        Took(i, storage::AcquireResult());
+        continue;
+      }
       context_.store.Acquire(
           runs[i], [self = shared_from_this(), i](absl::StatusOr<storage::AcquireResult> result) {
             self->Took(i, std::move(result));
@@ -119,11 +106,16 @@ void AnswerMisses(const v1::PeerAcquireRequest& request, v1::MissReason reason,
 
 // Without leases and without moving a byte.
 void AnswerFromLookup(const PeerCallContext& context,
-                      const std::vector<storage::AcquireRequest>& runs, uint32_t tile_bytes,
+                      const std::vector<storage::AcquireRequest>& runs,
+                      const std::vector<bool>& referred, uint32_t tile_bytes,
                       v1::PeerAcquireResponse* response) {
   storage::MissReason reason = storage::MissReason::kNone;
-  for (const storage::AcquireRequest& run : runs) {
-    const storage::LookupResult found = context.store.Lookup(run);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (referred[i]) {
+      response->add_hit_pages(0);
+      continue;
+    }
+    const storage::LookupResult found = context.store.Lookup(runs[i]);
     response->add_hit_pages(found.hit_pages);
     if (reason == storage::MissReason::kNone) reason = found.miss_reason;
     for (uint32_t page = 0; page < found.hit_pages; ++page) response->add_tile_bytes(tile_bytes);
@@ -158,10 +150,54 @@ absl::StatusOr<std::vector<storage::AcquireRequest>> RunsOf(const PeerCallContex
   return runs;
 }
 
-// Returns the budget that a call counts against: its node's, or one for all nodes together that are
-// not in the view, because those might have any name.
-std::string BudgetOf(const PeerCallContext& context, const v1::PeerCaller& caller) {
-  return context.peers.Find(caller.node()) == nullptr ? "" : caller.node();
+// Forgets holders that the caller found to lack what it was referred to them for.
+// kInvalidArgument: the request names a run that it does not have, or more holders of one than a
+// referral names.
+absl::Status NoteShortfalls(const PeerCallContext& context, const v1::PeerAcquireRequest& request,
+                            const std::vector<storage::AcquireRequest>& runs) {
+  std::vector<size_t> nodes(runs.size(), 0);
+  for (const v1::PeerShortfall& shortfall : request.not_at()) {
+    if (shortfall.run() >= runs.size() ||
+        ++nodes[shortfall.run()] > HolderDirectory::kReferralNodesMax) {
+      return absl::InvalidArgumentError("not_at does not fit to the runs");
+    }
+    const storage::AcquireRequest& run = runs[shortfall.run()];
+    const std::span<const PageKey> keys =
+        std::span(run.keys).first(std::min(run.keys.size(), kRunPages));
+    if (shortfall.pages() >= keys.size()) continue;
+    context.metrics.holders_forgotten.Add();
+    context.holders.Forget(shortfall.node(), run.keyspace, keys.subspan(shortfall.pages()));
+  }
+  return absl::OkStatus();
+}
+
+// Refers the caller to other nodes for the runs that they have more of, or that this node has
+// served more often. Returns for each run whether it did.
+std::vector<bool> ReferRuns(const PeerCallContext& context, const v1::PeerAcquireRequest& request,
+                            const std::vector<storage::AcquireRequest>& runs,
+                            v1::PeerAcquireResponse* response) {
+  std::vector<bool> referred(runs.size(), false);
+  if (!request.refer()) return referred;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    HolderDirectory::Question question;
+    question.asker = request.caller().node();
+    question.keyspace = runs[i].keyspace;
+    question.generation = runs[i].generation;
+    question.range = runs[i].range;
+    question.keys = runs[i].keys;
+    question.counted = request.lease();
+    if (!context.holders.Knows(question)) continue;
+    question.own_pages = context.store.Lookup(runs[i]).hit_pages;
+    std::optional<HolderDirectory::Referral> referral = context.holders.Refer(question);
+    if (!referral) continue;
+    referred[i] = true;
+    context.metrics.referrals_given.Add();
+    v1::PeerReferral* const message = response->add_referrals();
+    message->set_run(static_cast<uint32_t>(i));
+    message->set_pages(static_cast<uint32_t>(referral->pages));
+    for (std::string& node : referral->nodes) message->add_nodes(std::move(node));
+  }
+  return referred;
 }
 
 }  // namespace
@@ -226,12 +262,18 @@ void PeerAcquire(const PeerCallContext& context, const v1::PeerAcquireRequest& r
   if (!session.ok()) return done(session.status());
   response->set_session(std::string(session->begin(), session->end()));
   if (runs->empty()) return done(absl::OkStatus());
+  std::vector<bool> referred(runs->size(), false);
+  if (!budget.empty()) {
+    const absl::Status noted = NoteShortfalls(context, request, *runs);
+    if (!noted.ok()) return done(noted);
+    referred = ReferRuns(context, request, *runs, response);
+  }
   if (!request.lease()) {
-    AnswerFromLookup(context, *runs, keyspace->geometry.int2_tile_bytes(), response);
+    AnswerFromLookup(context, *runs, referred, keyspace->geometry.int2_tile_bytes(), response);
     return done(absl::OkStatus());
   }
   std::make_shared<PeerAcquisition>(context, budget, runs->size(), response, std::move(done))
-      ->Start(*runs);
+      ->Start(*runs, referred);
 }
 
 absl::Status PeerRelease(const PeerCallContext& context, const v1::PeerReleaseRequest& request) {
@@ -242,91 +284,6 @@ absl::Status PeerRelease(const PeerCallContext& context, const v1::PeerReleaseRe
   const std::string node = BudgetOf(context, request.caller());
   for (const uint64_t lease : request.leases()) context.leases.Release(node, lease);
   return absl::OkStatus();
-}
-
-namespace {
-
-// The keyspace is known here: fetches what is not.
-void TakeOffer(const PeerCallContext& context, const v1::PeerPushRequest& request,
-               TimePoint deadline, v1::PeerPushResponse* response, const PeerDone& done) {
-  const auto id = KeyspaceId::FromBytes(request.keyspace().keyspace());
-  if (!id.ok()) return done(id.status());
-  OfferedPages offered;
-  offered.keyspace = context.keyspaces.Find(*id);
-  offered.from = context.peers.Find(request.caller().node());
-  const auto keys = KeysOf(request.keys(), context.keys_max);
-  if (!keys.ok()) return done(keys.status());
-  if (offered.keyspace == nullptr || offered.from == nullptr) {
-    return done(absl::AbortedError("this node does not know the caller or the keyspace yet"));
-  }
-  if (static_cast<size_t>(request.tile_bytes_size()) != keys->size() ||
-      request.session().size() != offered.session.size()) {
-    return done(absl::InvalidArgumentError("keys, tile_bytes and session do not fit together"));
-  }
-  const auto range = RangeOf(*offered.keyspace, request.range());
-  if (!range.ok()) return done(range.status());
-  offered.range = *range;
-  std::memcpy(offered.session.data(), request.session().data(), offered.session.size());
-  const TimePoint now = context.clock.Now();
-  offered.deadline = std::min(now + context.push_deadline, deadline);
-  // Pages that have come by then are reported in time.
-  if (offered.deadline > now) offered.deadline -= (offered.deadline - now) / kAnswerShare;
-  std::vector<uint32_t> missing;  // indices into the keys
-  absl::flat_hash_set<PageKey> seen;
-  for (size_t i = 0; i < keys->size(); ++i) {
-    if (!seen.insert((*keys)[i]).second) continue;
-    storage::AcquireRequest one;
-    one.keyspace = *id;
-    one.generation = offered.keyspace->generation.load();
-    one.keys = {(*keys)[i]};
-    one.range = *range;
-    if (context.store.Lookup(one).hit_pages > 0) continue;
-    missing.push_back(static_cast<uint32_t>(i));
-    offered.keys.push_back((*keys)[i]);
-    offered.tile_bytes.push_back(request.tile_bytes(static_cast<int>(i)));
-  }
-  std::shared_ptr<const PartyBudget::Hold> budget =
-      context.push_pages.Take(request.caller().node(), offered.keys.size());
-  if (budget == nullptr) {
-    context.metrics.peer_pushes_refused.Add();
-    return done(absl::ResourceExhaustedError(
-        "cluster.peer_push_pages_max pages of this node's offers are being fetched"));
-  }
-  response->set_deduplicated(static_cast<uint32_t>(keys->size() - offered.keys.size()));
-  context.reader.Take(std::move(offered),
-                      [&context, response, missing, done, budget](const auto& reasons) mutable {
-                        budget.reset();
-                        for (size_t i = 0; i < reasons.size(); ++i) {
-                          if (reasons[i] == storage::MissReason::kNone) continue;
-                          response->add_failed_pages(missing[i]);
-                          response->add_failed_reasons(ToProto(reasons[i]));
-                        }
-                        const auto failed = static_cast<uint32_t>(response->failed_pages_size());
-                        const auto stored = static_cast<uint32_t>(reasons.size()) - failed;
-                        context.metrics.received_pages.Add(stored);
-                        response->set_stored(stored);
-                        response->set_failed(failed);
-                        done(absl::OkStatus());
-                      });
-}
-
-}  // namespace
-
-void PeerPush(const PeerCallContext& context, const v1::PeerPushRequest& request,
-              TimePoint deadline, v1::PeerPushResponse* response, PeerDone done) {
-  const absl::Status caller = CheckCaller(context, request.caller());
-  if (!caller.ok()) return done(caller);
-  const auto id = KeyspaceId::FromBytes(request.keyspace().keyspace());
-  if (!id.ok()) return done(id.status());
-  const auto known = context.keyspaces.Find(*id);
-  if (known != nullptr && known->generation.load() >= request.keyspace().record().generation()) {
-    return TakeOffer(context, request, deadline, response, done);
-  }
-  context.merge({request.keyspace()},
-                [&context, &request, deadline, response, done](const absl::Status& merged) {
-                  if (!merged.ok()) return done(merged);
-                  TakeOffer(context, request, deadline, response, done);
-                });
 }
 
 namespace {

@@ -7,8 +7,10 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "common/holder_directory.h"
 #include "crumb/v1/peer_service.pb.h"
 #include "server/cluster/cluster_metrics.h"
+#include "server/cluster/cluster_options.h"
 #include "server/cluster/peer_leases.h"
 #include "server/cluster/peer_sessions.h"
 #include "server/cluster/peer_table.h"
@@ -29,7 +31,9 @@ struct PeerCallContext {
   PeerLeases& leases;
   RemoteReader& reader;
   PartyBudget& push_pages;  // that are being fetched, by the node that offered them
+  HolderDirectory& holders;
   ClusterMetrics& metrics;
+  PushPolicy push_policy;
   Duration push_deadline;
   size_t keys_max;
   size_t record_page_bytes;  // of records in one PeerKeyspaces answer

@@ -41,6 +41,13 @@ PeerTable::Homes PeerTable::HomesOfRun(const PageKey& run) const {
   return {IdsOf(*views.current, run), IdsOf(*views.previous, run)};
 }
 
+bool PeerTable::IsHome(const PageKey& run) const {
+  const Homes homes = HomesOfRun(run);
+  const auto is_self = [this](const std::string& id) { return id == self_; };
+  return std::any_of(homes.current.begin(), homes.current.end(), is_self) ||
+         std::any_of(homes.previous.begin(), homes.previous.end(), is_self);
+}
+
 std::vector<std::string> PeerTable::HomesToPush(const PageKey& run) const {
   std::vector<std::string> homes = IdsOf(*history_.views().current, run);
   std::erase(homes, self_);

@@ -33,6 +33,9 @@ class PeerTable {
   // The homes in either view but this node; those of the newest view first.
   Peers HomesToAsk(const PageKey& run) const;
 
+  // Whether this node is a home of the run in either view.
+  bool IsHome(const PageKey& run) const;
+
   // Ids of the homes in the newest and in the previous view.
   struct Homes {
     std::vector<std::string> current;

@@ -39,9 +39,9 @@ void PullOperation::Start() {
     timer_ =
         context_.timer.Schedule(request_.deadline, [self = shared_from_this()] { self->Expire(); });
   }
-  for (const HomeQuestion& question : MakeQuestions()) Ask(question);
-  Land();
-  FinishIfKnown();
+  std::vector<ReferralTrail> own;
+  for (const HomeQuestion& question : MakeQuestions(&own)) Ask(question);
+  Proceed({}, std::move(own));
 }
 
 void PullOperation::ClaimPages() {
@@ -79,14 +79,26 @@ void PullOperation::ClaimPages() {
   }
 }
 
-std::vector<HomeQuestion> PullOperation::MakeQuestions() {
-  MutexLock lock(&mutex_);
+std::vector<HomeQuestion> PullOperation::MakeQuestions(std::vector<ReferralTrail>* own) {
   std::vector<PageKey> names;
-  for (const Run& run : runs_) names.push_back(run.key);
+  std::vector<std::vector<size_t>> pages;
+  {
+    MutexLock lock(&mutex_);
+    for (const Run& run : runs_) {
+      names.push_back(run.key);
+      pages.push_back(run.pages);
+    }
+  }
+  for (size_t run = 0; run < names.size(); ++run) {
+    auto referral = OwnReferral(context_, request_, names[run], pages[run], /*counted=*/true);
+    if (referral) own->push_back({run, nullptr, referral->pages, std::move(referral->nodes), {}});
+  }
   std::vector<HomeQuestion> questions = QuestionsFor(context_, names, request_.everyone);
+  MutexLock lock(&mutex_);
   for (const HomeQuestion& question : questions) {
     for (const size_t run : question.runs) ++runs_[run].unanswered;
   }
+  for (const ReferralTrail& trail : *own) ++runs_[trail.run].unanswered;
   for (const Run& run : runs_) {
     if (run.unanswered > 0) continue;
     for (const size_t page : run.pages) SettleLocked(page, MissReason::kAbsent);
@@ -94,60 +106,142 @@ std::vector<HomeQuestion> PullOperation::MakeQuestions() {
   return questions;
 }
 
-void PullOperation::Ask(const HomeQuestion& question) {
-  std::vector<std::string> runs;
+void PullOperation::Send(const std::shared_ptr<Peer>& peer, const std::vector<size_t>& runs,
+                         const std::function<void(v1::PeerAcquireRequest&)>& complete,
+                         std::function<void(const Answer&)> then) {
+  std::vector<std::string> keys;
   {
     MutexLock lock(&mutex_);
-    for (const size_t run : question.runs) {
-      runs.push_back(KeyBytes(request_.keys, runs_[run].pages));
-    }
+    for (const size_t run : runs) keys.push_back(KeyBytes(request_.keys, runs_[run].pages));
   }
-  v1::PeerAcquireRequest wanted = MakePeerAcquire(request_, std::move(runs));
+  v1::PeerAcquireRequest wanted = MakePeerAcquire(request_, std::move(keys));
   wanted.set_lease(true);
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(request_.deadline -
                                                                           context_.clock.Now());
   // Half of the time is left for the bytes.
   wanted.set_wait_ms(static_cast<uint32_t>(std::max<int64_t>(left.count() / 2, 0)));
+  complete(wanted);
   context_.metrics.pull_asks.Add();
-  question.peer->Acquire(
-      wanted, request_.deadline,
-      [self = shared_from_this(), question,
-       wanted](absl::StatusOr<v1::PeerAcquireResponse> answer) {
-        if (answer.ok() && !Fits(wanted, *answer)) {
-          answer = absl::InternalError("the answer does not fit the question");
-        }
-        auto shared = std::make_shared<absl::StatusOr<v1::PeerAcquireResponse>>(std::move(answer));
-        const bool queued = self->context_.steps.Submit(
-            [self, question, shared] { self->Answered(question, *shared); });
-        if (!queued) self->Answered(question, absl::ResourceExhaustedError("cluster.pull_queue"));
+  peer->Acquire(wanted, request_.deadline,
+                [self = shared_from_this(), peer, wanted, then = std::move(then)](Answer answer) {
+                  if (answer.ok() && !Fits(wanted, *answer)) {
+                    answer = absl::InternalError("the answer does not fit the question");
+                  }
+                  auto shared = std::make_shared<Answer>(std::move(answer));
+                  const auto take = [self, peer, then](const Answer& taken) {
+                    peer->breaker().Note(taken.status());
+                    if (!taken.ok()) {
+                      self->context_.metrics.pull_ask_failures.Add();
+                    } else if (taken->generation() > self->request_.keyspace->generation.load()) {
+                      self->context_.heard_of_newer(peer->id());
+                    }
+                    then(taken);
+                  };
+                  const bool queued =
+                      self->context_.steps.Submit([take, shared] { take(*shared); });
+                  if (!queued) take(absl::ResourceExhaustedError("cluster.pull_queue"));
+                });
+}
+
+void PullOperation::Ask(const HomeQuestion& question) {
+  Send(
+      question.peer, question.runs,
+      [this](v1::PeerAcquireRequest& wanted) { wanted.set_refer(!request_.everyone); },
+      [self = shared_from_this(), question](const Answer& answer) {
+        self->Answered(question, answer);
       });
 }
 
-void PullOperation::Answered(const HomeQuestion& question,
-                             const absl::StatusOr<v1::PeerAcquireResponse>& answer) {
-  question.peer->breaker().Note(answer.status());
-  if (answer.ok()) {
-    if (answer->generation() > request_.keyspace->generation.load()) {
-      context_.heard_of_newer(question.peer->id());
+void PullOperation::AskTrail(const TrailQuestion& question) {
+  std::vector<size_t> runs;
+  for (const ReferralTrail& trail : question.trails) runs.push_back(trail.run);
+  Send(
+      question.peer, runs,
+      [&question](v1::PeerAcquireRequest& wanted) {
+        if (question.to != TrailQuestion::To::kHome) return;
+        for (size_t i = 0; i < question.trails.size(); ++i) {
+          AddShortfalls(question.trails[i], i, wanted);
+        }
+      },
+      [self = shared_from_this(), question](const Answer& answer) {
+        self->AnsweredTrail(question, answer);
+      });
+}
+
+void PullOperation::Answered(const HomeQuestion& question, const Answer& answer) {
+  std::vector<ReferralTrail> trails;
+  {
+    MutexLock lock(&mutex_);
+    NoteAnswer(question.peer, question.runs, answer);
+    if (answer.ok() && !request_.everyone) {
+      std::vector<size_t> pages;
+      for (const size_t run : question.runs) pages.push_back(runs_[run].pages.size());
+      trails = TrailsOf(question, *answer, pages);
     }
-  } else {
-    context_.metrics.pull_ask_failures.Add();
+    for (const size_t run : question.runs) --runs_[run].unanswered;
+    for (const ReferralTrail& trail : trails) ++runs_[trail.run].unanswered;
+  }
+  context_.metrics.referred_runs.Add(trails.size());
+  Proceed(question.runs, std::move(trails));
+}
+
+void PullOperation::AnsweredTrail(const TrailQuestion& question, const Answer& answer) {
+  std::vector<size_t> runs;
+  for (const ReferralTrail& trail : question.trails) runs.push_back(trail.run);
+  std::vector<ReferralTrail> trails;
+  std::vector<ReferralTrail> ended;
+  {
+    MutexLock lock(&mutex_);
+    NoteAnswer(question.peer, runs, answer);
+    for (size_t i = 0; i < runs.size(); ++i) {
+      ReferralTrail trail = question.trails[i];
+      const size_t hits = answer.ok() ? answer->hit_pages(static_cast<int>(i)) : 0;
+      if (question.to == TrailQuestion::To::kHome) {
+        --runs_[trail.run].unanswered;
+      } else if (hits >= trail.pages) {
+        ended.push_back(std::move(trail));
+      } else {
+        if (answer.ok()) trail.lacking.emplace_back(question.peer->id(), hits);
+        trails.push_back(std::move(trail));
+      }
+    }
+  }
+  for (const ReferralTrail& trail : ended) EndTrail(trail);
+  Proceed(runs, std::move(trails));
+}
+
+void PullOperation::EndTrail(const ReferralTrail& trail) {
+  std::string keys;
+  {
+    MutexLock lock(&mutex_);
+    --runs_[trail.run].unanswered;
+    keys = KeyBytes(request_.keys, runs_[trail.run].pages);
+  }
+  ReportShortfalls(context_, request_, trail, keys);
+}
+
+void PullOperation::Proceed(const std::vector<size_t>& runs, std::vector<ReferralTrail> trails) {
+  std::vector<ReferralTrail> ended;
+  std::vector<size_t> settled = runs;
+  {
+    // Runs that another node has all of by now, and those of a request that is over.
+    MutexLock lock(&mutex_);
+    std::erase_if(trails, [&](ReferralTrail& trail) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      if (done_ && !runs_[trail.run].fetching) return false;
+      ended.push_back(std::move(trail));
+      return true;
+    });
+  }
+  const std::vector<TrailQuestion> questions = NextQuestions(context_, std::move(trails), &ended);
+  for (const ReferralTrail& trail : ended) {
+    EndTrail(trail);
+    settled.push_back(trail.run);
   }
   std::vector<PageFetch> fetches;
   std::vector<std::shared_ptr<Lease>> leases;
   {
     MutexLock lock(&mutex_);
-    if (answer.ok()) {
-      NoteAnswer(question, *answer);
-    } else {
-      for (const size_t run : question.runs) {
-        --runs_[run].unanswered;
-        if (absl::IsDeadlineExceeded(answer.status())) {
-          runs_[run].reason = MissReason::kDeadline;
-        }
-      }
-    }
-    fetches = TakeFetches(question.runs, &leases);
+    fetches = TakeFetches(settled, &leases);
   }
   for (size_t i = 0; i < fetches.size(); ++i) {
     StartPageFetch(context_, fetches[i], leases[i],
@@ -155,31 +249,36 @@ void PullOperation::Answered(const HomeQuestion& question,
                      self->Settle(page, reason);
                    });
   }
+  for (const TrailQuestion& question : questions) AskTrail(question);
   Land();
   FinishIfKnown();
 }
 
-void PullOperation::NoteAnswer(const HomeQuestion& question,
-                               const v1::PeerAcquireResponse& answer) {
-  const auto lease = std::make_shared<Lease>(question.peer, answer.lease());
+void PullOperation::NoteAnswer(const std::shared_ptr<Peer>& peer, const std::vector<size_t>& runs,
+                               const Answer& answer) {
+  if (!answer.ok()) {
+    if (!absl::IsDeadlineExceeded(answer.status())) return;
+    for (const size_t run : runs) runs_[run].reason = MissReason::kDeadline;
+    return;
+  }
+  const auto lease = std::make_shared<Lease>(peer, answer->lease());
   transport::SessionToken session{};
-  if (answer.session().size() == session.size()) {
-    std::memcpy(session.data(), answer.session().data(), session.size());
+  if (answer->session().size() == session.size()) {
+    std::memcpy(session.data(), answer->session().data(), session.size());
   }
   int next = 0;
-  for (size_t i = 0; i < question.runs.size(); ++i) {
-    Run& run = runs_[question.runs[i]];
-    const auto hits = static_cast<int>(answer.hit_pages(static_cast<int>(i)));
-    --run.unanswered;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    Run& run = runs_[runs[i]];
+    const auto hits = static_cast<int>(answer->hit_pages(static_cast<int>(i)));
     if (!run.fetching && static_cast<size_t>(hits) > run.tile_bytes.size()) {
-      run.from = question.peer;
+      run.from = peer;
       run.lease = lease;
       run.session = session;
-      run.tile_bytes.assign(answer.tile_bytes().begin() + next,
-                            answer.tile_bytes().begin() + next + hits);
+      run.tile_bytes.assign(answer->tile_bytes().begin() + next,
+                            answer->tile_bytes().begin() + next + hits);
     }
-    if (answer.miss_reason() != v1::MISS_REASON_UNSPECIFIED) {
-      run.reason = ReasonFromProto(answer.miss_reason());
+    if (answer->miss_reason() != v1::MISS_REASON_UNSPECIFIED) {
+      run.reason = ReasonFromProto(answer->miss_reason());
     }
     next += hits;
   }
@@ -216,6 +315,7 @@ std::vector<PageFetch> PullOperation::TakeFetches(const std::vector<size_t>& run
         fetch->keys.push_back(request_.keys[run.pages[i]]);
         fetch->tile_bytes.push_back(run.tile_bytes[i]);
         fetch->names.push_back(run.pages[i]);
+        fetch->runs.push_back(request_.everyone ? PageKey() : run.key);
       }
     }
     run.lease.reset();

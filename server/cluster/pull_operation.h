@@ -12,12 +12,14 @@
 #include "common/mutex.h"
 #include "server/cluster/home_questions.h"
 #include "server/cluster/page_fetch.h"
+#include "server/cluster/referral_trail.h"
 #include "server/cluster/remote_reader.h"
 
 namespace crumb::server {
 
 // One RemoteReader::Pull: asks the homes of every run that lacks pages, one call a node and all at
-// once; fetches a run as soon as a node has all of it or every home has answered; ends when the
+// once; follows their referrals to other nodes (referral_trail.h); fetches a run as soon as a node
+// has all of it or every home and every node that they referred to has answered; ends when the
 // prefix's end is known. Lives as long as a callback refers to it. Thread-safe.
 class PullOperation : public std::enable_shared_from_this<PullOperation> {
  public:
@@ -37,7 +39,7 @@ class PullOperation : public std::enable_shared_from_this<PullOperation> {
   struct Run {
     PageKey key;
     std::vector<size_t> pages;  // indices into request_.keys
-    size_t unanswered = 0;      // homes that were asked
+    size_t unanswered = 0;      // homes that were asked, or whose referrals are being followed
     bool fetching = false;
     // The longest prefix that a home has told of so far.
     std::shared_ptr<Peer> from;
@@ -48,12 +50,24 @@ class PullOperation : public std::enable_shared_from_this<PullOperation> {
   };
 
   void ClaimPages();
-  std::vector<HomeQuestion> MakeQuestions();
+  using Answer = absl::StatusOr<v1::PeerAcquireResponse>;
+
+  // Returns the questions to homes, and the trails of runs that this node is a home of itself.
+  std::vector<HomeQuestion> MakeQuestions(std::vector<ReferralTrail>* own);
   void Ask(const HomeQuestion& question);
-  void Answered(const HomeQuestion& question,
-                const absl::StatusOr<v1::PeerAcquireResponse>& answer);
-  void NoteAnswer(const HomeQuestion& question, const v1::PeerAcquireResponse& answer)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AskTrail(const TrailQuestion& question);
+  // Asks `peer` for `runs`; `then` is called once, on a thread of the executor.
+  void Send(const std::shared_ptr<Peer>& peer, const std::vector<size_t>& runs,
+            const std::function<void(v1::PeerAcquireRequest&)>& complete,
+            std::function<void(const Answer&)> then);
+  void Answered(const HomeQuestion& question, const Answer& answer);
+  void AnsweredTrail(const TrailQuestion& question, const Answer& answer);
+  void NoteAnswer(const std::shared_ptr<Peer>& peer, const std::vector<size_t>& runs,
+                  const Answer& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Goes on with trails, then fetches what is known of `runs`.
+  void Proceed(const std::vector<size_t>& runs, std::vector<ReferralTrail> trails);
+  // A trail has come to its end; the home hears of what holders lacked.
+  void EndTrail(const ReferralTrail& trail);
   // Takes what can be fetched now out of `runs`.
   std::vector<PageFetch> TakeFetches(const std::vector<size_t>& runs,
                                      std::vector<std::shared_ptr<Lease>>* leases)

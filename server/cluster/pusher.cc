@@ -63,15 +63,38 @@ void Pusher::Drop(PushDrop reason, size_t pages) {
   metrics_.push_dropped[static_cast<size_t>(reason)].Add(pages);
 }
 
-bool Pusher::Offer(const FragmentHeader& header) {
-  FragmentHeader slim = header;
-  slim.tile_sums.clear();
+bool Pusher::Queue(Fresh fresh, size_t pages_max) {
+  fresh.header.tile_sums.clear();
   MutexLock lock(&mutex_);
-  if (stopping_ || Waiting() >= options_.queue_pages) {
+  if (stopping_ || Waiting() >= pages_max) {
     Drop(stopping_ ? PushDrop::kStopped : PushDrop::kQueueFull, 1);
     return false;
   }
-  queue_.push_back(std::move(slim));
+  queue_.push_back(std::move(fresh));
+  changed_.NotifyAll();
+  return true;
+}
+
+bool Pusher::Offer(const FragmentHeader& header) {
+  return Queue({header, PageKey(), false}, options_.queue_pages);
+}
+
+bool Pusher::OfferCopy(const FragmentHeader& header, const PageKey& run) {
+  return Queue({header, run, true}, options_.queue_pages / 2);
+}
+
+bool Pusher::OfferAgain(const std::string& home, const FragmentHeader& header, const PageKey& run) {
+  Retry offer;
+  offer.node = home;
+  offer.item = {header.keyspace, header.key, run, header.range, header.tile_bytes, true, 0};
+  const TimePoint now = clock_.Now();
+  MutexLock lock(&mutex_);
+  if (stopping_ || Waiting() >= options_.queue_pages / 2) {
+    Drop(stopping_ ? PushDrop::kStopped : PushDrop::kQueueFull, 1);
+    return false;
+  }
+  retries_.emplace(now, std::move(offer));
+  ++waiting_;
   changed_.NotifyAll();
   return true;
 }
@@ -87,11 +110,18 @@ void Pusher::ViewChanged() {
   changed_.NotifyAll();
 }
 
-void Pusher::WaitForRoom(TimePoint deadline) {
+bool Pusher::WaitUntilBelow(size_t pages_max, TimePoint deadline) {
   MutexLock lock(&mutex_);
-  while (!stopping_ && Waiting() >= options_.queue_pages) {
-    if (!changed_.WaitUntil(&mutex_, deadline)) return;
+  while (!stopping_ && Waiting() >= pages_max) {
+    if (!changed_.WaitUntil(&mutex_, deadline)) break;
   }
+  return !stopping_ && Waiting() < pages_max;
+}
+
+void Pusher::WaitForRoom(TimePoint deadline) { WaitUntilBelow(options_.queue_pages, deadline); }
+
+bool Pusher::WaitForRoomForCopies(TimePoint deadline) {
+  return WaitUntilBelow(options_.queue_pages / 2, deadline);
 }
 
 size_t Pusher::pending() const {
@@ -122,7 +152,7 @@ void Pusher::Stop() {
 void Pusher::Run() {
   Work work;
   while (TakeWork(&work)) {
-    for (const FragmentHeader& header : work.fresh) Route(header);
+    for (const Fresh& fresh : work.fresh) Route(fresh);
     for (const Retry& retry : work.again) RouteAgain(retry);
     {
       MutexLock lock(&mutex_);
@@ -160,8 +190,9 @@ bool Pusher::TakeWork(Work* work) {
   return true;
 }
 
-void Pusher::Route(const FragmentHeader& header) {
-  const std::optional<PageKey> run = runs_.Find(header);
+void Pusher::Route(const Fresh& fresh) {
+  const FragmentHeader& header = fresh.header;
+  const std::optional<PageKey> run = fresh.run == PageKey() ? runs_.Find(header) : fresh.run;
   if (!run) Drop(PushDrop::kUnplaced, 1);
   const bool alone = run && peers_.history().views().current->nodes.size() < 2;
   const std::vector<std::string> homes =
@@ -170,8 +201,9 @@ void Pusher::Route(const FragmentHeader& header) {
   --routing_;
   changed_.NotifyAll();
   if (!run) return;
-  const Item item = {header.keyspace, header.key, *run, header.range, header.tile_bytes};
-  if (homes.empty() && alone) Hold(item);
+  const Item item = {header.keyspace,   header.key,      *run, header.range,
+                     header.tile_bytes, fresh.note_only, 0};
+  if (homes.empty() && alone && !fresh.note_only) Hold(item);
   for (const std::string& home : homes) Append(home, item);
 }
 
@@ -183,7 +215,7 @@ void Pusher::RouteAgain(const Retry& retry) {
   MutexLock lock(&mutex_);
   --routing_;
   changed_.NotifyAll();
-  if (homes.empty() && alone) Hold(retry.item);
+  if (homes.empty() && alone && !retry.item.note_only) Hold(retry.item);
   for (const std::string& home : homes) Append(home, retry.item);
 }
 
@@ -248,7 +280,8 @@ std::vector<Pusher::Item> Pusher::TakeBatch(Outgoing& outgoing) {
        --looked_at) {
     Item& next = outgoing.items.front();
     const bool fits = batch.empty() || (next.keyspace == batch.front().keyspace &&
-                                        next.range == batch.front().range);
+                                        next.range == batch.front().range &&
+                                        next.note_only == batch.front().note_only);
     (fits ? batch : others).push_back(std::move(next));
     outgoing.items.pop_front();
   }
@@ -273,6 +306,8 @@ v1::PeerPushRequest Pusher::RequestOf(const std::vector<Item>& batch,
     request.add_tile_bytes(item.tile_bytes);
   }
   request.set_session(std::string(session.begin(), session.end()));
+  request.set_leaving(leaving_);
+  request.set_note_only(batch.front().note_only);
   return request;
 }
 
@@ -321,6 +356,7 @@ void Pusher::NoteTaken(const std::string& node, const std::vector<Item>& batch,
   }
   metrics_.push_stored_pages.Add(answer.stored());
   metrics_.push_known_pages.Add(answer.deduplicated());
+  metrics_.push_noted_pages.Add(answer.noted());
   for (int i = 0; i < pages.size(); ++i) {
     Fail(node, batch[pages[i]], DropOf(answer.failed_reasons(i)));
   }

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <map>
 #include <memory>
@@ -25,7 +26,11 @@ namespace crumb::server {
 // a few at a time to each node. An offer that fails is made again, after growing pauses and to the
 // homes of the view that is newest then; what a home has not taken after that, and what does not
 // fit in the queue, is dropped and counted by its reason: the page is here, and a home that lacks
-// it costs a miss. Pages committed while no other node is in the view wait for one. Thread-safe.
+// it costs a miss. Pages committed while no other node is in the view wait for one.
+//
+// Homes also hear of copies: pages that this node read from others, and pages that a home may not
+// know of since it is new. A home fetches nothing because of them; it refers other nodes to this
+// one. They take at most half of the queue, so that commits find room. Thread-safe.
 class Pusher {
  public:
   struct Options {
@@ -44,14 +49,24 @@ class Pusher {
 
   // Queues a fragment that is in the store. False: dropped.
   bool Offer(const FragmentHeader& header);
+  // Queues a copy of a page that other nodes have, too; `run` is its run's first page, zeros if
+  // that is to be found. False: dropped.
+  bool OfferCopy(const FragmentHeader& header, const PageKey& run);
+  // Queues a fragment for one home that may not know that this node holds it. False: dropped.
+  bool OfferAgain(const std::string& home, const FragmentHeader& header, const PageKey& run);
   // A page that cannot be offered at all.
   void NoteDrop(PushDrop reason) { Drop(reason, 1); }
 
   // The newest view is another one: pages that waited for other nodes may have homes now.
   void ViewChanged();
 
+  // From now on homes fetch what they are offered, because this node leaves.
+  void SetLeaving() { leaving_ = true; }
+
   // Waits until something has left a full queue, Stop was called, or `deadline`.
   void WaitForRoom(TimePoint deadline);
+  // The same for the half of the queue that copies may take. Returns whether there is room.
+  bool WaitForRoomForCopies(TimePoint deadline);
   // Pages queued, offered and not answered, or to be offered again; without those that wait for
   // another node.
   size_t pending() const;
@@ -67,7 +82,14 @@ class Pusher {
     PageKey run;
     TileRange range;
     uint32_t tile_bytes = 0;
-    int64_t attempts = 0;  // that failed
+    bool note_only = false;  // the home fetches nothing
+    int64_t attempts = 0;    // that failed
+  };
+  // A fragment that was not routed yet.
+  struct Fresh {
+    FragmentHeader header;  // without sums
+    PageKey run;            // zeros: to be found
+    bool note_only = false;
   };
   struct Outgoing {
     std::deque<Item> items;
@@ -79,14 +101,16 @@ class Pusher {
   };
   // The thread's next task.
   struct Work {
-    std::deque<FragmentHeader> fresh;
+    std::deque<Fresh> fresh;
     std::vector<Retry> again;
     std::set<std::string> nodes;  // that may have more
   };
 
   void Run();
   bool TakeWork(Work* work);
-  void Route(const FragmentHeader& header);
+  bool Queue(Fresh fresh, size_t pages_max);
+  bool WaitUntilBelow(size_t pages_max, TimePoint deadline);
+  void Route(const Fresh& fresh);
   void RouteAgain(const Retry& retry);
   void Append(const std::string& node, const Item& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Hold(Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -116,11 +140,13 @@ class Pusher {
   const Clock& clock_;
   ClusterMetrics& metrics_;
 
+  std::atomic<bool> leaving_{false};
+
   mutable Mutex mutex_;
   CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::deque<FragmentHeader> queue_ ABSL_GUARDED_BY(mutex_);  // without sums; not routed yet
-  size_t routing_ ABSL_GUARDED_BY(mutex_) = 0;                // items of the thread's work
+  std::deque<Fresh> queue_ ABSL_GUARDED_BY(mutex_);  // not routed yet
+  size_t routing_ ABSL_GUARDED_BY(mutex_) = 0;       // items of the thread's work
   std::map<std::string, Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);
   std::multimap<TimePoint, Retry> retries_ ABSL_GUARDED_BY(mutex_);  // by when they are due
   std::deque<Item> held_ ABSL_GUARDED_BY(mutex_);        // without another node in the view

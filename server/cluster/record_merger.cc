@@ -38,6 +38,7 @@ absl::Status RecordMerger::RemoveDeleted(const KeyspaceId& id, const KeyspaceCha
         id.ToHex(), deleted.size());
   }
   if (deleted.empty()) return absl::OkStatus();
+  if (parts_.deleted) parts_.deleted(id, deleted);
   const absl::Status gone = parts_.store.Delete(id, deleted).status();
   if (gone.ok()) return gone;
   parts_.metrics.records_refused.Add();

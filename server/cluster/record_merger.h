@@ -36,6 +36,8 @@ class RecordMerger {
     size_t deletions_max = kDeletionKeysMax;
     // A keyspace's state or generation was changed by another node.
     std::function<void(const KeyspaceId&)> state_changed;
+    // Pages that another node deleted are about to be removed here.
+    std::function<void(const KeyspaceId&, const std::vector<PageKey>&)> deleted = {};
   };
 
   // The members of `parts` must outlive this.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/executor.h"
+#include "common/holder_directory.h"
 #include "server/cluster/cluster_metrics.h"
 #include "server/cluster/page_flights.h"
 #include "server/cluster/peer_budget.h"
@@ -69,6 +70,11 @@ struct PullContext {
   size_t fetch_pages_max;
   // A node knows a newer generation of a keyspace than this one.
   std::function<void(const std::string& node)> heard_of_newer;
+  // The holders of pages of which this node is the home. Null: it is the home of none.
+  HolderDirectory* holders = nullptr;
+  // A copy of another node's page has come here; `run` is its run's first page, zeros if that is
+  // not known. Homes hear of it.
+  std::function<void(const FragmentHeader& header, const PageKey& run)> pulled = {};
 };
 
 // Reads pages from other nodes into host memory: docs/architecture.md, "Life of a peer read". One

@@ -345,10 +345,13 @@ void AddClusterCounters(Families& families, const ClusterMetrics& metrics) {
           metrics.pull_coalesced_pages);
   counter("crumb_pull_failed_pages_total", "Pages found elsewhere that did not arrive.",
           metrics.pull_failed_pages);
+  counter("crumb_referred_runs_total", "Runs that homes referred this node to other nodes for.",
+          metrics.referred_runs);
   counter("crumb_breaker_skips_total", "Nodes not asked: their breaker was open.",
           metrics.breaker_skips);
   for (const auto& [outcome, pages] : {std::pair{"stored", &metrics.push_stored_pages},
                                        std::pair{"known", &metrics.push_known_pages},
+                                       std::pair{"noted", &metrics.push_noted_pages},
                                        std::pair{"retried", &metrics.push_retried_pages}}) {
     families.Counter("crumb_pushed_pages_total", "Pages offered to their homes, by what became.",
                      static_cast<double>(pages->value()), {{"outcome", outcome}});
@@ -360,6 +363,12 @@ void AddClusterCounters(Families& families, const ClusterMetrics& metrics) {
   }
   counter("crumb_received_pages_total", "Pages that other nodes gave to this one as their home.",
           metrics.received_pages);
+  counter("crumb_noted_pages_total", "Pages offered to this node as their home and not fetched.",
+          metrics.noted_pages);
+  counter("crumb_referrals_total", "Runs that other nodes were referred to their holders for.",
+          metrics.referrals_given);
+  counter("crumb_holders_forgotten_total",
+          "Holders that lacked what a node was referred to them for.", metrics.holders_forgotten);
   counter("crumb_served_peer_asks_total", "Other nodes' questions for pages.", metrics.served_asks);
   counter("crumb_served_peer_pages_total", "Pages that other nodes fetched.", metrics.served_pages);
   counter("crumb_peer_serve_refused_total", "Fetches without a right to what they ask for.",
@@ -394,6 +403,11 @@ void AddClusterGauges(Families& families, const Cluster::Gauges& gauges) {
   gauge("crumb_view_nodes", "Nodes that are homes in it.", gauges.view_nodes);
   gauge("crumb_pulls_active", "Requests that wait for other nodes.", gauges.pulls);
   gauge("crumb_push_queue_pages", "Pages waiting to be taken by their homes.", gauges.push_pages);
+  gauge("crumb_directory_pages", "Pages of which this node, as their home, knows holders.",
+        gauges.directory_pages);
+  families.Counter("crumb_directory_evicted_pages_total",
+                   "Pages whose holders were forgotten: cluster.directory_pages_max.",
+                   static_cast<double>(gauges.directory_evicted_pages));
   gauge("crumb_peer_leases", "Leases that other nodes hold.", gauges.peer_leases);
   gauge("crumb_pages_withheld",
         "1 while pages are withheld because drops may not have been heard of.",

@@ -140,6 +140,48 @@ class PeerCallsTest : public CallFixture {
       {store_, peers_, flights_, timer_, steps_, Clock::Real(), counts_, 1024, [](const auto&) {}},
       4};
   PartyBudget push_pages_{4};
+  HolderDirectory holders_{1 << 16};
+  // The same calls of a node with another policy for offers.
+  PeerCallContext With(PushPolicy policy) const {
+    return {calls_.clock,     calls_.store,
+            calls_.keyspaces, calls_.peers,
+            calls_.sessions,  calls_.leases,
+            calls_.reader,    calls_.push_pages,
+            calls_.holders,   calls_.metrics,
+            policy,           calls_.push_deadline,
+            calls_.keys_max,  calls_.record_page_bytes,
+            calls_.self,      calls_.merge,
+            calls_.drain};
+  }
+  // An offer of pages of the current generation, of some heads.
+  v1::PeerPushRequest Offer(const std::string& node, int first, int count, uint32_t head_begin = 0,
+                            uint32_t head_end = kGeometry.kv_heads) {
+    v1::PeerPushRequest request;
+    *request.mutable_caller() = Caller(node);
+    request.mutable_keyspace()->set_keyspace(std::string(keyspace_->id.view()));
+    request.mutable_keyspace()->mutable_record()->set_generation(keyspace_->generation.load());
+    request.set_keys(Keys(first, count));
+    request.mutable_range()->set_layer_end(kGeometry.layers);
+    request.mutable_range()->set_head_begin(head_begin);
+    request.mutable_range()->set_head_end(head_end);
+    for (int i = 0; i < count; ++i) request.add_tile_bytes(kGeometry.int2_tile_bytes());
+    request.set_session(std::string(16, 's'));
+    return request;
+  }
+  // Offers and expects an answer at once.
+  v1::PeerPushResponse Push(const PeerCallContext& context, const v1::PeerPushRequest& request) {
+    v1::PeerPushResponse response;
+    Answered answered;
+    PeerPush(context, request, Clock::Real().Now() + std::chrono::seconds(60), &response,
+             answered.done());
+    EXPECT_EQ(answered.times, 1);
+    EXPECT_TRUE(answered.status.ok()) << answered.status.ToString();
+    return response;
+  }
+  std::shared_ptr<QuietPeer> Other() {
+    return std::static_pointer_cast<QuietPeer>(peers_.Find("other"));
+  }
+
   const PeerCallContext calls_{Clock::Real(),
                                store_,
                                *keyspaces_,
@@ -148,7 +190,9 @@ class PeerCallsTest : public CallFixture {
                                leases_,
                                reader_,
                                push_pages_,
+                               holders_,
                                counts_,
+                               PushPolicy::kAlways,
                                std::chrono::seconds(60),
                                kKeysMax,
                                1 << 20,
@@ -358,6 +402,129 @@ TEST_F(PeerCallsTest, OneTenantCannotTakeAllPulls) {
   EXPECT_EQ(pull("a", 52), storage::MissReason::kBusy);
   EXPECT_EQ(pull("b", 53), std::nullopt);
   EXPECT_EQ(counts_.pulls_refused.value(), 1u);
+}
+
+TEST_F(PeerCallsTest, OfferedPagesAreNotedAndReadersReferredToTheirHolder) {
+  const PeerCallContext reused = With(PushPolicy::kReused);
+  const v1::PeerPushResponse noted = Push(reused, Offer("peer", 10, 3));
+  EXPECT_EQ(noted.noted(), 3u);
+  EXPECT_EQ(noted.stored() + noted.failed() + noted.deduplicated(), 0u);
+  EXPECT_TRUE(peer_->fetches.empty());
+  EXPECT_EQ(counts_.noted_pages.value(), 3u);
+  v1::PeerAcquireRequest request = Request("other", {Keys(0, 2), Keys(10, 5)});
+  v1::PeerAcquireResponse response;
+  ASSERT_TRUE(Acquire(request, &response).ok());
+  EXPECT_EQ(response.referrals_size(), 0);  // to a release that does not know referrals
+  request.set_refer(true);
+  ASSERT_TRUE(Acquire(request, &response).ok());
+  EXPECT_THAT(response.hit_pages(), testing::ElementsAre(2u, 0u));
+  ASSERT_EQ(response.referrals_size(), 1);
+  EXPECT_EQ(response.referrals(0).run(), 1u);
+  EXPECT_EQ(response.referrals(0).pages(), 3u);
+  EXPECT_THAT(response.referrals(0).nodes(), testing::ElementsAre("peer"));
+  EXPECT_EQ(counts_.referrals_given.value(), 1u);
+  // Not to itself, and not a node that is not in the view.
+  for (const char* asker : {"peer", "stranger"}) {
+    request = Request(asker, {Keys(10, 5)});
+    request.set_refer(true);
+    ASSERT_TRUE(Acquire(request, &response).ok());
+    EXPECT_EQ(response.referrals_size(), 0) << asker;
+  }
+}
+
+TEST_F(PeerCallsTest, AHotPageIsReferredAwayAlthoughItIsHere) {
+  Push(calls_, Offer("peer", 0, 4));
+  v1::PeerAcquireRequest request = Request("other", {Keys(0, 4)});
+  request.set_refer(true);
+  int here = 0, referred = 0;
+  for (int i = 0; i < 20; ++i) {
+    v1::PeerAcquireResponse response;
+    ASSERT_TRUE(Acquire(request, &response).ok());
+    here += response.hit_pages(0) == 4;
+    referred += response.referrals_size();
+    v1::PeerReleaseRequest release;
+    *release.mutable_caller() = Caller("other");
+    release.add_leases(response.lease());
+    ASSERT_TRUE(PeerRelease(calls_, release).ok());
+  }
+  EXPECT_EQ(here, 10);
+  EXPECT_EQ(referred, 10);
+  // A caller that only wants to know where pages are is not counted.
+  request.set_lease(false);
+  v1::PeerAcquireResponse first, second;
+  ASSERT_TRUE(Acquire(request, &first).ok());
+  ASSERT_TRUE(Acquire(request, &second).ok());
+  EXPECT_EQ(first.referrals_size(), second.referrals_size());
+}
+
+TEST_F(PeerCallsTest, WhatAHolderWasFoundToLackIsReferredToNoMore) {
+  Push(With(PushPolicy::kReused), Offer("peer", 10, 5));
+  v1::PeerAcquireRequest request = Request("other", {Keys(10, 5)});
+  request.set_refer(true);
+  v1::PeerShortfall* const shortfall = request.add_not_at();
+  shortfall->set_node("peer");
+  shortfall->set_pages(2);
+  v1::PeerAcquireResponse response;
+  ASSERT_TRUE(Acquire(request, &response).ok());
+  ASSERT_EQ(response.referrals_size(), 1);
+  EXPECT_EQ(response.referrals(0).pages(), 2u);
+  EXPECT_EQ(counts_.holders_forgotten.value(), 1u);
+  // Runs that the request does not have, and more nodes than a referral names.
+  shortfall->set_run(1);
+  EXPECT_TRUE(absl::IsInvalidArgument(Acquire(request, &response)));
+  shortfall->set_run(0);
+  for (size_t i = 0; i < HolderDirectory::kReferralNodesMax; ++i) {
+    request.add_not_at()->set_node("peer");
+  }
+  EXPECT_TRUE(absl::IsInvalidArgument(Acquire(request, &response)));
+}
+
+TEST_F(PeerCallsTest, PagesOfANodeThatLeavesAreFetchedWhateverThePolicy) {
+  v1::PeerPushRequest offer = Offer("peer", 10, 2);
+  offer.set_note_only(true);
+  EXPECT_EQ(Push(calls_, offer).noted(), 2u);
+  offer.set_leaving(true);
+  v1::PeerPushResponse response;
+  Answered answered;
+  PeerPush(With(PushPolicy::kReused), offer, Clock::Real().Now() + std::chrono::seconds(60),
+           &response, answered.done());
+  ASSERT_EQ(peer_->fetches.size(), 1u);
+  EXPECT_EQ(peer_->fetches[0].first.pages.size(), 2u);
+  peer_->AnswerFetches();
+  steps_.Stop();
+  EXPECT_EQ(response.failed(), 2u);
+}
+
+TEST_F(PeerCallsTest, PartsOfAPageOnTwoNodesComeTogetherAtTheirHome) {
+  const PeerCallContext reused = With(PushPolicy::kReused);
+  const v1::PeerPushRequest first = Offer("peer", 10, 2, 0, 1);
+  EXPECT_EQ(Push(reused, first).noted(), 2u);
+  v1::PeerPushRequest second = Offer("other", 10, 2, 1, 2);
+  second.set_session(std::string(16, 't'));
+  v1::PeerPushResponse response;
+  Answered answered;
+  PeerPush(reused, second, Clock::Real().Now() + std::chrono::seconds(60), &response,
+           answered.done());
+  ASSERT_EQ(peer_->fetches.size(), 1u);
+  ASSERT_EQ(Other()->fetches.size(), 1u);
+  const transport::FetchRequest& from_peer = peer_->fetches[0].first;
+  EXPECT_EQ(from_peer.pages.size(), 2u);
+  EXPECT_EQ(from_peer.pages[0].range.heads, (IndexRange{0, 1}));
+  EXPECT_EQ(from_peer.session[0], 's');
+  EXPECT_EQ(Other()->fetches[0].first.pages[0].range.heads, (IndexRange{1, 2}));
+  EXPECT_EQ(Other()->fetches[0].first.session[0], 't');
+  EXPECT_EQ(push_pages_.held("other"), 4u);
+  peer_->AnswerFetches();
+  Other()->AnswerFetches();
+  steps_.Stop();
+  EXPECT_EQ(push_pages_.held("other"), 0u);
+}
+
+TEST_F(PeerCallsTest, OffersOfAnOlderGenerationAreNotReferredTo) {
+  v1::PeerPushRequest offer = Offer("peer", 10, 2);
+  offer.mutable_keyspace()->mutable_record()->set_generation(0);
+  Push(With(PushPolicy::kReused), offer);
+  EXPECT_EQ(holders_.pages(), 0u);
 }
 
 }  // namespace

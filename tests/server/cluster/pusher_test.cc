@@ -427,6 +427,60 @@ TEST_F(PusherTest, TheQueueIsBoundedAndStoppingCountsWhatIsLeft) {
   EXPECT_EQ(pusher.pending(), 0u);
 }
 
+TEST_F(PusherTest, HomesHearOfCopiesInOffersOfTheirOwn) {
+  View({"a"});
+  homes_["a"]->Hold();
+  Mutex mutex;
+  std::map<bool, size_t> pages;  // by note_only
+  std::vector<bool> leaving;
+  homes_["a"]->Behave([&](const v1::PeerPushRequest& request) {
+    MutexLock lock(&mutex);
+    pages[request.note_only()] += KeysIn(request);
+    leaving.push_back(request.leaving());
+    v1::PeerPushResponse response;
+    (request.note_only() ? response.set_noted(static_cast<uint32_t>(KeysIn(request)))
+                         : response.set_stored(static_cast<uint32_t>(KeysIn(request))));
+    return response;
+  });
+  Pusher& pusher = Make();
+  for (int i = 0; i < 40; ++i) {
+    FragmentHeader header = Header(i);
+    EXPECT_TRUE(pusher.Offer(header));
+    // Its ancestors are not here: the run is known to who pulled it.
+    header.key = Key(1000 + i);
+    header.parent = Key(2000);
+    EXPECT_TRUE(pusher.OfferCopy(header, Key(1000)));
+    header.key = Key(3000 + i);
+    EXPECT_TRUE(pusher.OfferAgain("a", header, Key(3000)));
+  }
+  ASSERT_TRUE(Eventually([&] { return homes_["a"]->held() == 2; }));
+  homes_["a"]->AnswerHeld();
+  EXPECT_TRUE(Eventually([&] { return pusher.pending() == 0; }));
+  EXPECT_EQ(counts_.push_noted_pages.value(), 80u);
+  EXPECT_EQ(counts_.push_stored_pages.value(), 40u);
+  pusher.SetLeaving();
+  EXPECT_TRUE(pusher.Offer(Header(99)));
+  EXPECT_TRUE(Eventually([&] { return counts_.push_stored_pages.value() == 41; }));
+  MutexLock lock(&mutex);
+  EXPECT_EQ(pages, (std::map<bool, size_t>{{false, 41}, {true, 80}}));
+  EXPECT_TRUE(leaving.back());
+  EXPECT_FALSE(leaving.front());
+}
+
+TEST_F(PusherTest, CopiesLeaveHalfOfTheQueueToCommits) {
+  options_.queue_pages = 100;
+  View({"a"});
+  homes_["a"]->Hold();
+  Pusher& pusher = Make();
+  for (int i = 0; i < 300; ++i) pusher.OfferCopy(Header(i), Key(i));
+  const uint64_t dropped = Dropped(PushDrop::kQueueFull);
+  EXPECT_GE(dropped, 100u);
+  EXPECT_FALSE(pusher.OfferAgain("a", Header(0), Key(0)));
+  for (int i = 0; i < 50; ++i) EXPECT_TRUE(pusher.Offer(Header(500 + i)));
+  homes_["a"]->AnswerHeld();
+  EXPECT_TRUE(Eventually([&] { return pusher.pending() == 0; }));
+}
+
 // Each would be a call inside the one before.
 TEST_F(PusherTest, ThousandsOfSmallBatchesForAHomeThatIsNotAsked) {
   breaker_ = {.failures = 1, .open_for = std::chrono::hours(1)};

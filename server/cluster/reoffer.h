@@ -1,0 +1,81 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/thread.h"
+#include "server/cluster/peer_table.h"
+#include "server/cluster/pusher.h"
+#include "server/cluster/run_finder.h"
+#include "server/keyspace_registry.h"
+#include "storage/tiered_store.h"
+
+namespace crumb::server {
+
+// Offers the pages that this node holds to homes that may not know of it: nodes that are new,
+// processes that have lost what they knew in a restart, and nodes that became homes because another
+// one came or left. Homes are told keys, 32 bytes a page; they fetch nothing.
+//
+// On a thread of its own, which walks all pages after each change of the nodes, at most
+// `pages_per_second`. A walk that ends has told the homes of its view; the next one looks at what
+// has changed since. What is committed during a walk is offered by the Pusher. Thread-safe.
+class Reoffer {
+ public:
+  // The references must outlive this.
+  struct Parts {
+    storage::TieredStore& store;
+    const KeyspaceRegistry& keyspaces;
+    PeerTable& peers;
+    RunFinder& runs;
+    Pusher& pusher;
+    size_t replicas = 1;
+    int64_t pages_per_second = 5000;
+  };
+
+  explicit Reoffer(const Parts& parts)
+      : parts_(parts), thread_("crumb-reoffer", [this] { Run(); }) {}
+  ~Reoffer() { Stop(); }
+
+  // The view or a node's process is another one.
+  void NodesChanged();
+  void Stop();
+
+  // Walks that have ended.
+  uint64_t walks() const;
+
+ private:
+  // The nodes that a walk tells: the view, and the process of each node.
+  struct Nodes {
+    std::shared_ptr<const View> view;
+    std::map<std::string, std::string> incarnations;
+  };
+
+  void Run();
+  bool WaitForChange();
+  // Waits until `due`. False: stopping.
+  bool Pace(std::chrono::steady_clock::time_point due);
+  // Waits until the pusher takes another copy. False: stopping.
+  bool WaitForRoom();
+  Nodes NodesNow() const;
+  bool Walk(const Nodes& now);
+  void OfferPage(const Nodes& now, const Keyspace& keyspace, const PageKey& key);
+  std::vector<std::string> NewHomesOf(const Nodes& now, const PageKey& run) const;
+
+  const Parts parts_;
+  Nodes told_;  // of the last walk that ended; only the thread uses it
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool pending_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t walks_ ABSL_GUARDED_BY(mutex_) = 0;
+  Thread thread_;
+};
+
+}  // namespace crumb::server
