@@ -33,6 +33,7 @@ constexpr size_t kCallsMax = 32;
 constexpr size_t kKeysMax = 64;
 constexpr size_t kRecordPageBytes = 4096;
 constexpr size_t kPushPagesMax = 16;
+constexpr size_t kDirectoryPages = 8;
 constexpr size_t kReadsMax = 3;
 constexpr PeerLeases::Bounds kLeases = {
     .leases_max = 8, .leases_per_node_max = 4, .pages_per_node_max = 16};
@@ -136,38 +137,52 @@ class Node final : public CallFixture {
   PageFlights flights_;
   ClusterMetrics counts_;
   PeerSessions grants_{4};
+  HolderDirectory holders_{kDirectoryPages};
   PeerLeases leases_{store_, Clock::Real(), kLeases, std::chrono::hours(1)};
-  RemoteReader reader_{
-      {store_, peers_, flights_, timer_, steps_, Clock::Real(), counts_, 1024, [](const auto&) {}},
-      4};
+  RemoteReader reader_{{store_,
+                        peers_,
+                        flights_,
+                        timer_,
+                        steps_,
+                        Clock::Real(),
+                        counts_,
+                        1024,
+                        [](const auto&) {},
+                        &holders_,
+                        {}},
+                       4};
   PartyBudget push_pages_{kPushPagesMax};
   PageSource source_{store_, *keyspaces_, grants_, counts_, kReadsMax};
   std::vector<transport::SourceAnswer> answers_;  // reads that the hostile node does not take
-  const PeerCallContext calls_{Clock::Real(),
-                               store_,
-                               *keyspaces_,
-                               peers_,
-                               grants_,
-                               leases_,
-                               reader_,
-                               push_pages_,
-                               counts_,
-                               std::chrono::seconds(60),
-                               kKeysMax,
-                               kRecordPageBytes,
-                               [] {
-                                 v1::NodeRecord self;
-                                 self.set_id("self");
-                                 self.set_wire_max(kWireMax);
-                                 return self;
-                               },
-                               [this](std::vector<v1::KeyspaceEntry> entries,
-                                      const std::function<void(absl::Status)>& done) {
-                                 absl::Status first;
-                                 for (const auto& entry : entries) first.Update(Merge(entry));
-                                 done(first);
-                               },
-                               [] { return absl::OkStatus(); }};
+  const PeerCallContext calls_{.clock = Clock::Real(),
+                               .store = store_,
+                               .keyspaces = *keyspaces_,
+                               .peers = peers_,
+                               .sessions = grants_,
+                               .leases = leases_,
+                               .reader = reader_,
+                               .push_pages = push_pages_,
+                               .holders = holders_,
+                               .metrics = counts_,
+                               .push_policy = PushPolicy::kAlways,
+                               .push_deadline = std::chrono::seconds(60),
+                               .keys_max = kKeysMax,
+                               .record_page_bytes = kRecordPageBytes,
+                               .self =
+                                   [] {
+                                     v1::NodeRecord self;
+                                     self.set_id("self");
+                                     self.set_wire_max(kWireMax);
+                                     return self;
+                                   },
+                               .merge =
+                                   [this](std::vector<v1::KeyspaceEntry> entries,
+                                          const std::function<void(absl::Status)>& done) {
+                                     absl::Status first;
+                                     for (const auto& entry : entries) first.Update(Merge(entry));
+                                     done(first);
+                                   },
+                               .drain = [] { return absl::OkStatus(); }};
 
   absl::Status Merge(const v1::KeyspaceEntry& entry) {
     const auto id = KeyspaceId::FromBytes(entry.keyspace());
