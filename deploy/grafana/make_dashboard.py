@@ -239,7 +239,7 @@ ROWS = [
     ("Tenants and models", [
         plot("Amounts that clients reported, of each tenant", "short",
              ("{{amount}} of {{tenant}}",
-              f"sum by (tenant, amount) (rate(crumb_tenant_reported_total{{{I}}}{RATE})) > 0"),
+              f"sum by (tenant, amount) (rate(crumb_tenant_reported_total{{{I}}}{RATE}))"),
              text="Clients are believed up to a rate. A tenant that reports nonsense is found here."),
         plot("Bytes of tenants", "bytes",
              ("{{tenant}}", f"sum by (tenant) (crumb_tenant_used_bytes{{{I}}})"),
