@@ -71,11 +71,20 @@ absl::Status UnreadDescriptors::Take(const std::string& owner, const Socket& soc
 }
 
 void UnreadDescriptors::Sent(const Socket& socket, uint64_t not_sent) {
-  MutexLock lock(&mutex_);
-  Unread& unread = unread_.at(socket.get());
-  --unread.sending;
-  unread.descriptors -= not_sent;
-  budget_.Give(unread.owner, not_sent);
+  Unread done;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = unread_.find(socket.get());
+    Unread& unread = found->second;
+    --unread.sending;
+    unread.descriptors -= not_sent;
+    budget_.Give(unread.owner, not_sent);
+    if (!cleared_ || unread.sending > 0) return;
+    budget_.Give(unread.owner, unread.descriptors);
+    done = std::move(unread);
+    unread_.erase(found);
+  }
+  drop_(done.owner, std::move(done.socket));
 }
 
 void UnreadDescriptors::Sweep() {
@@ -97,13 +106,21 @@ void UnreadDescriptors::Sweep() {
 }
 
 void UnreadDescriptors::Clear() {
-  std::unordered_map<const UniqueFd*, Unread> all;
+  std::vector<Unread> all;
   {
     MutexLock lock(&mutex_);
-    all.swap(unread_);
-    for (const auto& [socket, unread] : all) budget_.Give(unread.owner, unread.descriptors);
+    cleared_ = true;
+    for (auto it = unread_.begin(); it != unread_.end();) {
+      if (it->second.sending > 0) {
+        ++it;
+        continue;
+      }
+      budget_.Give(it->second.owner, it->second.descriptors);
+      all.push_back(std::move(it->second));
+      it = unread_.erase(it);
+    }
   }
-  for (auto& [socket, unread] : all) drop_(unread.owner, std::move(unread.socket));
+  for (Unread& unread : all) drop_(unread.owner, std::move(unread.socket));
 }
 
 absl::Status UnreadDescriptors::Send(const std::string& owner, const Socket& socket,

@@ -46,7 +46,8 @@ class UnreadDescriptors {
   absl::Status SendPatiently(const std::string& owner, const Socket& socket, std::string bytes,
                              std::span<const int> fds, Duration patience, bool* begun);
 
-  // Drops the references to all sockets.
+  // Drops the references to all sockets; those of messages that are being sent once they are sent,
+  // and those of later messages likewise.
   void Clear();
 
   uint64_t used() const { return budget_.used(); }
@@ -71,6 +72,7 @@ class UnreadDescriptors {
   const Drop drop_;
   TenantBudget budget_;
   Mutex mutex_;
+  bool cleared_ ABSL_GUARDED_BY(mutex_) = false;
   std::unordered_map<const UniqueFd*, Unread> unread_ ABSL_GUARDED_BY(mutex_);
 };
 
