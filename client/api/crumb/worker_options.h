@@ -77,7 +77,7 @@ struct WorkerOptions {
   RankPart part;
 
   int recent_tokens = 256;  // minimum length of the BF16 window; a multiple of 64
-  int draft_slots = 7;      // draft tokens of a decode step; 7 at most on a GPU, else 63
+  int draft_slots = 8;      // draft tokens of a decode step: 63 at most, on a GPU 7
   float scale = 0.0f;       // factor of q.k; 0: 1 / sqrt(head_dim)
   float soft_cap = 0.0f;    // > 0: logits become cap * tanh(logit / cap)
 

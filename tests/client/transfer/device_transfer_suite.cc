@@ -62,7 +62,7 @@ class DeviceTransferTest : public testing::TestWithParam<CacheShape> {
  protected:
   void SetUp() override {
     device_ = Platform().open(0);
-    ASSERT_NE(device_, nullptr);
+    if (device_ == nullptr) GTEST_SKIP() << "needs a CUDA device";
   }
 
   static WorkerOptions Options(PageFormat format) {
