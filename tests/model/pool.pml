@@ -174,7 +174,7 @@ inline LetGo(c, s) { /* DevicePoolIndex::Release */
   fi
 }
 
-inline LetGoAllBut(c, kept) { /* DevicePoolIndex::ReleaseAllBut and ReleaseAll */
+inline LetGoAllBut(c, kept) { /* DeviceTier::ReleaseAllBut */
   i_ = 0;
   do
   :: i_ < SLOTS ->
@@ -304,7 +304,7 @@ inline EndLease(l) { /* DeviceTier::Release */
   fi
 }
 
-/* DevicePools::ProcessEnded and SessionTable::ReleaseInStore. */
+/* DevicePools::ProcessEnded and SessionTable::Release. */
 inline SessionEnded(c, ends) {
   atomic { members = members & ~BIT(c); leaving = leaving & ~BIT(c); sealed = sealed & ~BIT(c) }
 #ifdef DEMOTIONS
@@ -660,7 +660,7 @@ end:
     goto process_ended
   :: atomic { wants_leave & BIT(3) -> c = 3 } goto leave
 #endif
-  /* DevicePools::DropLeaving. */
+  /* DevicePools::DropLeavingLocked. */
   :: atomic { DROPS(0) -> Drop(0) }
 #if SESSIONS > 1
   :: atomic { DROPS(1) -> Drop(1) }

@@ -135,7 +135,7 @@ inline Claim(w, s) { /* DevicePoolIndex::Claim */
 proctype Crumbd() {
 end:
   do
-  :: atomic { pool_there && recovering && ALL_KNOWN -> /* DevicePools::SettleRecoveryLocked */
+  :: atomic { pool_there && recovering && ALL_KNOWN -> /* DevicePools::SettleRecovery */
        recovering = false;
        if
        :: slot[0] == UNKNOWN -> slot[0] = FREE
@@ -192,7 +192,7 @@ proctype Process(byte w) {
 #endif
     atomic {
       if
-      :: session[w] == crumbd && pool_there -> /* PoolSession::TellMark */
+      :: session[w] == crumbd && pool_there -> /* PoolSession::ReportMark */
         known = known | BIT(w); ready[w] = true
       :: else
       fi
@@ -223,7 +223,7 @@ proctype Process(byte w) {
        :: else -> to_claim[w] = 0 /* the pool was not made again: crumbd knows what is held */
        fi;
        s = 0 }
-  :: atomic { session[w] == crumbd && !ready[w] && to_claim[w] == 0 && listed_for[w] == crumbd -> known = known | BIT(w); ready[w] = true } /* TellMark */
+  :: atomic { session[w] == crumbd && !ready[w] && to_claim[w] == 0 && listed_for[w] == crumbd -> known = known | BIT(w); ready[w] = true } /* ReportMark */
   /* Reserve: a blank slot, by the session of this crumbd, unless the pool recovers. */
   :: atomic { JOINED(w) && !recovering && reserves[w] < RESERVES && slot[0] == FREE ->
        AssertAlone(w, 0);
