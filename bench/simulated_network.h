@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -30,7 +31,15 @@ class SimulatedNetwork {
   }
 
   // Sends bytes that are ready at `ready`. Returns when the last one has arrived.
-  double Send(size_t from, size_t to, double ready, uint64_t bytes);
+  double Send(size_t from, size_t to, double ready, uint64_t bytes) {
+    const double seconds = static_cast<double>(bytes) * 8 / (options_.nic_gbit * 1e9);
+    const double way = RoundTrip(from, to) / 2;
+    const double sent_from = std::max(ready, out_free_[from]);
+    out_free_[from] = sent_from + seconds;
+    const double received_from = std::max(sent_from + way, in_free_[to]);
+    in_free_[to] = received_from + seconds;
+    return in_free_[to];
+  }
 
  private:
   const NetworkOptions options_;

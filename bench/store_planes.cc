@@ -50,9 +50,8 @@ constexpr Duration kHostTimeout = std::chrono::seconds(1);
 // Bytes in one Commit of a Put of several pages.
 constexpr size_t kCommitBytes = size_t{1} << 20;
 
-// Ends a Commit. kResourceExhausted: the store refused some of its pages.
-absl::Status FinishPut(client::PendingCommit& pending) {
-  CRUMB_ASSIGN_OR_RETURN(const auto outcomes, pending.Finish());
+// kResourceExhausted: the store refused some of the pages.
+absl::Status CheckStored(std::span<const client::CommitOutcome> outcomes) {
   for (const client::CommitOutcome outcome : outcomes) {
     if (outcome != client::CommitOutcome::kStored &&
         outcome != client::CommitOutcome::kDeduplicated) {
@@ -61,6 +60,12 @@ absl::Status FinishPut(client::PendingCommit& pending) {
     }
   }
   return absl::OkStatus();
+}
+
+// Ends a Commit.
+absl::Status FinishPut(client::PendingCommit& pending) {
+  CRUMB_ASSIGN_OR_RETURN(const auto outcomes, pending.Finish());
+  return CheckStored(outcomes);
 }
 
 }  // namespace
@@ -173,14 +178,7 @@ absl::Status GrpcPlane::Put(size_t first, size_t count) {
   CRUMB_ASSIGN_OR_RETURN(const auto outcomes, WithRetries([&] {
                            return client_.Put(fragments_.keyspace(), put_, kStreamTimeout);
                          }));
-  for (const client::CommitOutcome outcome : outcomes) {
-    if (outcome != client::CommitOutcome::kStored &&
-        outcome != client::CommitOutcome::kDeduplicated) {
-      return absl::ResourceExhaustedError(
-          fmt::format("a page was not stored: outcome {}", static_cast<int>(outcome)));
-    }
-  }
-  return absl::OkStatus();
+  return CheckStored(outcomes);
 }
 
 absl::Status GrpcPlane::Get(size_t first, size_t count) {

@@ -56,7 +56,7 @@ enum class Withholding : uint8_t {
 // A keyspace that is open on this node. Members that can change are atomic; the rest is fixed.
 // Thread-safe; lives as long as its last reference.
 //
-// What may happen to one, each time durably before it is in force (KeyspaceRegistry):
+// KeyspaceRegistry makes these changes. It writes each to disk before the change is in force.
 //
 //   OpenKeyspace, Merge  it is made, with the generation floor as its generation
 //   SetState             kActive <-> kBf16: its INT2 pages are misses with reason QUALITY meanwhile

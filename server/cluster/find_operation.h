@@ -3,23 +3,18 @@
 #pragma once
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "common/mutex.h"
-#include "server/cluster/home_questions.h"
-#include "server/cluster/referral_trail.h"
+#include "server/cluster/home_inquiry.h"
 
 namespace crumb::server {
 
-// One RemoteReader::Find: asks the homes of every run that lacks pages which of them they have, one
-// call a node and all at once; follows their referrals (referral_trail.h); ends when the prefix's
-// end is known. Nothing is leased or moved.
-// Lives as long as a callback refers to it. Thread-safe.
-class FindOperation : public std::enable_shared_from_this<FindOperation> {
+// One RemoteReader::Find: asks which nodes have the pages; ends when the prefix's end is known.
+// Nothing is leased or moved. Thread-safe.
+class FindOperation final : public HomeInquiry {
  public:
   using Done = std::function<void(FoundPages)>;
 
@@ -28,43 +23,29 @@ class FindOperation : public std::enable_shared_from_this<FindOperation> {
   void Start();
 
  private:
-  // Pages of one run that this node lacks.
-  struct Run {
-    PageKey key;
-    std::vector<size_t> pages;  // indices into request_.keys
-    size_t unanswered = 0;      // homes that were asked, or whose referrals are being followed
-    size_t hits = 0;            // of `pages`, the longest prefix that a node has told of
-    std::string node;           // that node
-    storage::MissReason reason = storage::MissReason::kAbsent;  // of the page behind it
+  // The longest prefix of a run's pages that a node has told of.
+  struct Found {
+    size_t hits = 0;
+    std::string node;
   };
 
-  using Answer = absl::StatusOr<v1::PeerAcquireResponse>;
-
-  // Fills runs_ and returns their keys.
-  std::vector<PageKey> FindRuns();
-  void Ask(const HomeQuestion& question);
-  void AskTrail(const TrailQuestion& question);
-  void Send(const std::shared_ptr<Peer>& peer, const std::vector<size_t>& runs,
-            const std::function<void(v1::PeerAcquireRequest&)>& complete,
-            std::function<void(const Answer&)> then);
-  void Answered(const HomeQuestion& question, const Answer& answer);
-  void AnsweredTrail(const TrailQuestion& question, const Answer& answer);
-  void NoteAnswer(const std::shared_ptr<Peer>& peer, const std::vector<size_t>& runs,
-                  const Answer& answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Proceed(std::vector<ReferralTrail> trails);
-  void EndTrail(const ReferralTrail& trail);
+  void FindRuns();
+  void Prepare(v1::PeerAcquireRequest*) const override {}
+  void NoteHits(const std::shared_ptr<Peer>& peer, const std::vector<size_t>& runs,
+                const v1::PeerAcquireResponse& answer) override
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Wants(size_t) const override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return done_ != nullptr;
+  }
+  void Progress(const std::vector<size_t>&) override { Finish(false); }
   // Ends the wait when the end of the prefix is known, or `late`.
   void Finish(bool late);
   // Returns the pages found so far; none: a node may still report the next page.
   std::optional<FoundPages> Known(bool late) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const PullContext& context_;
-  const PullRequest request_;
   const std::vector<std::optional<storage::Tier>> here_;
-
-  mutable Mutex mutex_;
   Done done_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Run> runs_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Found> found_ ABSL_GUARDED_BY(mutex_);  // of each of runs_
   std::optional<storage::DeadlineTimer::Id> timer_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""A vLLM engine in a process of its own, which tests and benchmarks talk to."""
+"""Engines in processes of their own, which tests and benchmarks talk to."""
 
 import json
 import pathlib
@@ -12,26 +12,15 @@ HERE = pathlib.Path(__file__).resolve().parent
 PUBLISHED_SECONDS = 60  # bound on the time until a request's pages are hits
 
 
-class Engine:
-    """vllm_engine.py: its messages are described there.
+class EngineProcess:
+    """A process that answers each line of JSON on its standard input with a line "RESULT {...}", as
+    vllm_engine.py and sglang_engine.py do. It is started at once."""
 
-    config: kv_connector_extra_config, None for an engine without connector. options: of vLLM's LLM.
-    The process is started at once and ready after `ready`.
-    """
-
-    def __init__(self, python, model, config=None, options=None, environment=None, ready=True):
-        command = [python, HERE / "vllm_engine.py", model, json.dumps(config),
-                   json.dumps(options or {})]
+    def __init__(self, command, environment=None):
         self.log = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen([str(part) for part in command], text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=self.log, env=environment)
-        if ready:
-            self.ready()
-
-    def ready(self):
-        """Waits until the engine has started; returns what it says of itself."""
-        return self.read()
 
     def read(self):
         for line in self.process.stdout:
@@ -52,8 +41,8 @@ class Engine:
         return self.ask(tokens=tokens, max_tokens=max_tokens, salt=salt)
 
     def hit(self, tokens, cached, **options):
-        """Generates until `cached` tokens are hits: pages are published in the background. vLLM's
-        own prefix cache is emptied before each try, so that hits come from crumbd."""
+        """Generates until `cached` tokens are hits: pages are published in the background. The
+        engine's own prefix cache is emptied before each try, so that hits come from crumbd."""
         deadline = time.monotonic() + PUBLISHED_SECONDS
         while True:
             reset = self.ask(reset=True)
@@ -68,3 +57,21 @@ class Engine:
             self.process.wait(120)
         self.process.stdout.close()
         self.log.close()
+
+
+class Engine(EngineProcess):
+    """vllm_engine.py: its messages are described there.
+
+    config: kv_connector_extra_config, None for an engine without connector. options: of vLLM's LLM.
+    The engine is ready after `ready`.
+    """
+
+    def __init__(self, python, model, config=None, options=None, environment=None, ready=True):
+        super().__init__([python, HERE / "vllm_engine.py", model, json.dumps(config),
+                          json.dumps(options or {})], environment)
+        if ready:
+            self.ready()
+
+    def ready(self):
+        """Waits until the engine has started; returns what it says of itself."""
+        return self.read()

@@ -18,67 +18,28 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT / "tests/deploy"))
+sys.path[:0] = [str(HERE), str(ROOT / "tests/deploy")]
+from engine_process import EngineProcess  # noqa: E402
 from services import Crumbd  # noqa: E402
 
 OPTIONS = argparse.Namespace()
 PYTHON = ROOT / "build/sglang/venv/bin/python"
 PACKAGE_TESTS = ("sglang_linker_test", "sglang_hostile_test", "sglang_ranks_test")
 SKIPPED = 77
-PUBLISHED_SECONDS = 60  # bound on the time until a request's pages are hits
 PROMPT = [(i * 7919 + i // 64 * 31) % 4000 + 8 for i in range(1100)]
 PAGE = 64
 
 
-class Engine:
-    """A process with SGLang: sglang_engine.py."""
-
-    def __init__(self, package, model, config=None):
-        command = [PYTHON, HERE / "sglang_engine.py", model]
-        if config is not None:
-            command.append(json.dumps(config))
-        self.log = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(
-            [str(part) for part in command], text=True, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=self.log,
-            env={**os.environ, "PYTHONPATH": str(package)})
-
-    def read(self):
-        for line in self.process.stdout:
-            if line.startswith("RESULT "):
-                return json.loads(line[len("RESULT "):])
-        self.log.seek(0)
-        raise AssertionError(f"the engine ended:\n{self.log.read()[-6000:]}")
-
-    def ask(self, **request):
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return self.read()
-
-    def generate(self, tokens, max_tokens=24, salt=None):
-        return self.ask(tokens=tokens, max_tokens=max_tokens, salt=salt)
-
-    def hit(self, tokens, cached):
-        """Generates until `cached` tokens are hits: pages are published in the background."""
-        deadline = time.monotonic() + PUBLISHED_SECONDS
-        while True:
-            reset = self.ask(reset=True)
-            assert reset == {"reset": True}, reset
-            result = self.generate(tokens)
-            if result["cached"] >= cached or time.monotonic() > deadline:
-                return result
-
-    def close(self):
-        if self.process.poll() is None:
-            self.process.stdin.close()
-            self.process.wait(120)
-        self.process.stdout.close()
-        self.log.close()
+def start_engine(package, model, config=None):
+    """A process with SGLang; config: of CrumbLinker, None for an engine without it."""
+    command = [PYTHON, HERE / "sglang_engine.py", model]
+    if config is not None:
+        command.append(json.dumps(config))
+    return EngineProcess(command, {**os.environ, "PYTHONPATH": str(package)})
 
 
 class SglangTest(unittest.TestCase):
@@ -116,7 +77,7 @@ class SglangTest(unittest.TestCase):
         engines = []
         for config in configs:
             options = config and {"deadline": 5, "after_flush": "shared", **config}
-            engines.append(Engine(self.package, self.model, options))
+            engines.append(start_engine(self.package, self.model, options))
             self.addCleanup(engines[-1].close)
         for engine in engines:
             self.assertEqual(engine.read(), {"ready": True})
