@@ -396,6 +396,10 @@ void HostTier::RenewSlabs() {
     std::vector<PageHandle> owners;
     {
       MutexLock lock(&mutex_);
+      // Part of a slab's pages would free nothing, and take the room that writers have meanwhile.
+      const bool fits = table_.slots().used_bytes() + inherited_.used_bytes(region) <= taken;
+      const bool waited = memory_is_back && clock_.Now() >= progress_ + kPatience;
+      if (!fits && !waited) return;
       owners = inherited_.OwnersIn(region);
     }
     bool evicting = false;

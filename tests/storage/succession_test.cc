@@ -172,6 +172,22 @@ TEST_F(SuccessionTest, AFullStoreMovesThroughOneSlab) {
   EXPECT_GE(store_->Stats().host.pages, pages - pages / 50);
 }
 
+TEST_F(SuccessionTest, WritersHaveRoomWhilePagesMove) {
+  Open(Options());
+  Commit(1, 640);
+  auto memory = HandOver();
+  // One slab is not full. Another one has room for its pages.
+  ASSERT_LT(memory->image.slabs, kSlabs);
+  Open(Options(), std::move(memory), 2 * kMiB);
+  ASSERT_TRUE(store_->GrowHost(0).ok());
+  ASSERT_EQ(gone_.size(), 1u);
+  // No memory was taken in place of the slab that was given up.
+  Commit(2, 10);
+  EXPECT_EQ(store_->Stats().host.pages, 650u);
+  ASSERT_TRUE(Settle());
+  EXPECT_EQ(Hits(1, 640) + Hits(2, 10), 650u);
+}
+
 TEST_F(SuccessionTest, LeasedPagesStayUntilTheyAreReleased) {
   Open(Options());
   Commit(1, 10);
