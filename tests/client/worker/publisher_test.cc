@@ -103,8 +103,13 @@ class PublisherTest : public testing::Test {
   // Publishes five pages as one batch.
   void PublishFive() {
     Publisher publisher(options_, log_, log_, nullptr, tally_, [] {});
+    std::promise<void> started;
     std::promise<void> queued;
-    publisher.RunSoon([&] { queued.get_future().wait(); });
+    publisher.RunSoon([&] {
+      started.set_value();
+      queued.get_future().wait();
+    });
+    started.get_future().wait();  // a batch that is taken together with the task is empty then
     for (uint8_t number = 1; number <= 5; ++number) publisher.Publish(keyspace_, MakePage(number));
     queued.set_value();
     ASSERT_TRUE(publisher.WaitIdle(std::chrono::seconds(20)).ok());
