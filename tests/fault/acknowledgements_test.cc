@@ -97,14 +97,17 @@ class AcknowledgementsTest : public testing::Test {
       EXPECT_EQ(*pinned, 1u) << number;
     }
   }
-  void ExpectInMemory(uint64_t first, uint64_t count, bool expected) {
+  // Counts the pages [first, first + count) that are in host memory.
+  uint64_t CountInMemory(uint64_t first, uint64_t count) {
+    uint64_t in_memory = 0;
     for (uint64_t number = first; number < first + count; ++number) {
       const PageKey key = pages_->Key(number);
       const auto found = client_->Lookup(pages_->keyspace().id, std::span(&key, 1));
-      ASSERT_TRUE(found.ok()) << found.status();
-      const bool in_memory = found->hit_pages == 1 && found->page_tiers[0] == client::Tier::kHost;
-      EXPECT_EQ(in_memory, expected) << number;
+      EXPECT_TRUE(found.ok()) << found.status();
+      if (!found.ok()) continue;
+      if (found->hit_pages == 1 && found->page_tiers[0] == client::Tier::kHost) ++in_memory;
     }
+    return in_memory;
   }
   // Leases of pages [0, count), one each.
   std::vector<client::AcquireResult> LeaseOf(uint64_t count) {
@@ -218,11 +221,14 @@ TEST_F(AcknowledgementsTest, PinnedPagesAreNotEvictedAndPinsEndWithCrumbd) {
   ASSERT_TRUE(client_->Flush(kWait).ok());
   PinAll(0, 8);
   PushOut();
-  ExpectInMemory(0, 8, true);
+  EXPECT_EQ(CountInMemory(0, 8), 8u);
   KillAndStart();
   EXPECT_EQ(CountThere({0, 1, 2, 3, 4, 5, 6, 7}), 8u) << "a page keeps its place on SSD";
-  PushOut();
-  ExpectInMemory(0, 8, false);
+  // A busy machine may refuse pages, and then so many push nothing out yet.
+  EXPECT_TRUE(Eventually([&] {
+    PushOut();
+    return CountInMemory(0, 8) == 0;
+  }));
 }
 
 TEST_F(AcknowledgementsTest, LeasedBytesStayAndLeasesEndWithCrumbd) {
@@ -366,7 +372,7 @@ TEST_F(FullDiskTest, PinsAndLeasesHoldWithoutTheDisk) {
   PinAll(8, 8);
   PushOut();
   ExpectLeasedBytes(leases, 8);
-  ExpectInMemory(8, 8, true);
+  EXPECT_EQ(CountInMemory(8, 8), 8u);
   EXPECT_TRUE(IsThere(8));
 }
 
