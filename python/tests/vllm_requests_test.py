@@ -113,9 +113,9 @@ class RequestsTest(unittest.TestCase):
         self.assertEqual(FakeLease.open_leases, 0, "a lease was not given back")
 
     def make(self, block_tokens=16, exact=False, worth=lambda tokens: True, policy=None,
-             patience=SECONDS):
+             patience=SECONDS, **options):
         made = requests.Requests(self.store, block_tokens, exact, 0.1,
-                                 policy or FakePolicy(worth), patience)
+                                 policy or FakePolicy(worth), patience, **options)
         self.addCleanup(made.close)
         return made
 
@@ -216,6 +216,48 @@ class RequestsTest(unittest.TestCase):
             tracker, Request("late", range(640), mm_features=[feature("image", 300)]), range(40))
         self.assertEqual(matched, 256)
         for request_id in [str(i) for i in range(6)] + [f"again {i}" for i in range(6)] + ["late"]:
+            tracker.finished(request_id)
+
+    def test_an_adapter_is_known_by_its_weights(self):
+        def lora(name, number, path):
+            return types.SimpleNamespace(lora_name=name, lora_int_id=number, lora_path=path)
+
+        digests = {"here": "a", "there": "a", "other": "b", "gone": None, "away": None}
+        tracker = self.make(exact=True, adapter_digest=digests.get)
+        matched = [self.run_prompt(tracker, Request(str(i), range(640), lora_request=adapter),
+                                   range(40))[0]
+                   for i, adapter in enumerate([
+                       lora("x", 1, "here"), lora("y", 2, "there"), lora("x", 1, "other"),
+                       lora("x", 1, "gone"), lora("x", 1, "gone"), lora("x", 1, "away")])]
+        self.assertEqual(matched, [0, 576, 0, 0, 576, 0])
+        digests["here"] = "c"  # trained further
+        self.assertEqual(self.run_prompt(tracker, Request(
+            "again", range(640), lora_request=lora("x", 1, "here")), range(40))[0], 0)
+        for request_id in [*map(str, range(6)), "again"]:
+            tracker.finished(request_id)
+
+    def test_after_a_reset_pages_of_the_weights_before_are_neither_found_nor_stored(self):
+        tracker = self.make(exact=True, engine_id=b"this engine")
+        self.assertEqual(self.run_prompt(tracker, Request("a", range(640)), range(40))[0], 0)
+        running, waiting = Request("b", range(640)), Request("c", range(640))
+        self.assertEqual(tracker.matched_tokens(running, 0), 576)
+        self.assertEqual(tracker.matched_tokens(waiting, 0), 576)
+        tracker.allocated(running, range(40), 576)
+        self.assertFalse(tracker.reset(), "pages are being loaded")
+        tracker.load_finished("b")
+        self.assertEqual(FakeLease.open_leases, 0)
+        running.all_token_ids.extend(range(200))
+        self.assertEqual(tracker.stores(step(new=[("b", range(60), 576, 264)])), [])
+        tracker.finished("b")
+        self.assertTrue(tracker.reset())
+        # The one that waited finds nothing, and what it stores is found again.
+        self.assertEqual(self.run_prompt(tracker, waiting, range(40))[0], 0)
+        self.assertEqual(self.run_prompt(tracker, Request("d", range(640)), range(40))[0], 576)
+        other = self.make(exact=True, engine_id=b"another engine")
+        self.assertTrue(other.reset())
+        self.assertEqual(self.run_prompt(other, Request("e", range(640)), range(40))[0], 0)
+        other.finished("e")
+        for request_id in "acd":
             tracker.finished(request_id)
 
     def test_draft_tokens_and_placeholders_are_never_stored(self):

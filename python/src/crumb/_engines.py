@@ -11,13 +11,10 @@ import logging
 import pathlib
 from typing import Any, Dict, Mapping, Optional
 
+from crumb import _checkpoints
 from crumb.client import Client
 from crumb.errors import InvalidArgument
 
-# Bytes at each end of a weight file that go into the digest of the weights, with its size: enough
-# to tell checkpoints apart without reading all of them at every start.
-SAMPLED_BYTES = 1 << 20
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
 HADAMARD_NOTE = ("Crumb quantizes with the data-free Hadamard rotation; `crumb calibrate` makes "
                  "one for this model, with a smaller error")
 # Members of a model's configuration that decide how positions enter the keys.
@@ -28,27 +25,18 @@ ROPE_MEMBERS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary
 def weights_digest(model: str, revision: Optional[str], options_name: str) -> str:
     """A digest that changes when the weights do.
 
-    Of a local folder: the configuration and every weight file's name, size and both ends. Of a
-    name: the name and its revision, which must then be a commit to be exact. options_name: where
-    the engine's user sets the option "weights" instead.
+    model: a local folder, or a name on the Hugging Face Hub. Of a name whose files are not in the
+    local cache the digest covers the name and the revision only, which must then be a commit to be
+    exact. options_name: where the engine's user sets the option "weights" instead.
     """
-    digest = hashlib.sha256()
-    folder = pathlib.Path(model)
-    if not folder.is_dir():
-        digest.update(f"{model}\0{revision}".encode())
-        return digest.hexdigest()
-    files = sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern))
-    if not files:
-        raise InvalidArgument(f"{folder} has no weight files; name the weights by \"weights\" in "
-                              f"{options_name}")
-    for path in [folder / "config.json", *files]:
-        size = path.stat().st_size
-        digest.update(f"{path.name}\0{size}\0".encode())
-        with open(path, "rb") as file:
-            digest.update(file.read(SAMPLED_BYTES))
-            file.seek(max(0, size - SAMPLED_BYTES))
-            digest.update(file.read(SAMPLED_BYTES))
-    return digest.hexdigest()
+    folder = _checkpoints.folder_of(model, revision, "config.json")
+    if folder is None:
+        return hashlib.sha256(f"{model}\0{revision}".encode()).hexdigest()
+    digest = _checkpoints.digest_of(folder, "config.json")
+    if digest is None:
+        raise InvalidArgument(f"{folder} has no config.json or no weight files; name the weights by "
+                              f"\"weights\" in {options_name}")
+    return digest
 
 
 def rope_of(config: Any) -> str:

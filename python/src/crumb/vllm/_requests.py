@@ -16,7 +16,7 @@ import dataclasses
 import hashlib
 import math
 import time
-from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
 
 PAGE_TOKENS = 64
 # Tokens at the end of a prompt that are recomputed even if their pages are stored as INT2: the
@@ -99,17 +99,25 @@ class PageStore(Protocol):
     def acquire(self, keyspace: bytes, keys: Sequence[bytes], deadline: float) -> Lease: ...
 
 
-def page_extras(request: Any, pages: int) -> List[bytes]:
+def page_extras(request: Any, pages: int, private: bytes = b"",
+                adapter_digest: Callable[[str], Optional[str]] = lambda path: None) -> List[bytes]:
     """Digests of what pages depend on beside their tokens, one for each of the first `pages` pages.
 
-    The first page carries the LoRA adapter and the cache salt; a page in which multimodal items
-    begin carries their hashes. Keys are chained, so that every later page depends on them as well.
+    The first page carries the LoRA adapter, the cache salt and `private`, if pages are shared with
+    no other engine; a page in which multimodal items begin carries their hashes. Keys are chained, so
+    that every later page depends on them as well. An adapter stands with the digest of its weights.
+    Without one, when `adapter_digest` finds no files, it stands with its name, number and path.
     """
     parts: Dict[int, List[str]] = {}
+    if private:
+        parts.setdefault(0, []).append(f"private\0{private.hex()}")
     lora = getattr(request, "lora_request", None)
     if lora is not None:
         path = getattr(lora, "lora_path", "")
-        parts.setdefault(0, []).append(f"lora\0{lora.lora_name}\0{lora.lora_int_id}\0{path}")
+        digest = adapter_digest(path)
+        parts.setdefault(0, []).append(
+            f"lora digest\0{digest}" if digest is not None else
+            f"lora\0{lora.lora_name}\0{lora.lora_int_id}\0{path}")
     salt = getattr(request, "cache_salt", None)
     if salt:
         parts.setdefault(0, []).append(f"salt\0{salt}")
@@ -147,6 +155,7 @@ class _Tracked:
     load_pages: Tuple[int, int] = (0, 0)  # pages [first, end) that are to be loaded
     wanted: bool = True  # loading was predicted to beat computing
     loaded: bool = False  # pages of it came from crumbd
+    stale: bool = False  # it was computed with other weights, in part
 
 
 class Requests:
@@ -155,11 +164,14 @@ class Requests:
     page_store: crumbd. block_tokens: tokens of an engine's block. exact: stored pages are BF16.
     deadline: seconds that a lookup may wait for pages on SSD and other nodes; other requests run
     meanwhile. policy: whether loading is predicted to beat computing. patience: seconds that
-    `matched_tokens` waits for a new lookup.
+    `matched_tokens` waits for a new lookup. adapter_digest: the digest of the LoRA adapter in a
+    folder, None if there is none. engine_id: what no other engine has, for `reset`.
     """
 
     def __init__(self, page_store: PageStore, block_tokens: int, exact: bool, deadline: float,
-                 policy: Policy, patience: float = PATIENCE_SECONDS) -> None:
+                 policy: Policy, patience: float = PATIENCE_SECONDS,
+                 adapter_digest: Callable[[str], Optional[str]] = lambda path: None,
+                 engine_id: bytes = b"") -> None:
         self._store = page_store
         self._block_tokens = block_tokens
         # Loaded prefixes end where a page and a block end.
@@ -168,6 +180,9 @@ class Requests:
         self._deadline = deadline
         self._policy = policy
         self._patience = patience
+        self._adapter_digest = adapter_digest
+        self._engine_id = engine_id
+        self._resets = 0
         self._tracked: Dict[str, _Tracked] = {}
         self._loading: List[str] = []
         self._lookups = concurrent.futures.ThreadPoolExecutor(LOOKUPS_MAX, "crumb-lookup")
@@ -190,7 +205,8 @@ class Requests:
         """
         tracked = self._track(request)
         self._release(tracked)
-        if getattr(request, "skip_reading_prefix_cache", False) or not _has_tokens(request):
+        skips = getattr(request, "skip_reading_prefix_cache", False)
+        if skips or tracked.stale or not _has_tokens(request):
             return 0
         recomputed = 1 if self._exact else RECENT_TOKENS
         most = (request.num_tokens - recomputed) // self._step * self._step
@@ -315,9 +331,26 @@ class Requests:
         if tracked.lookup is not None and not tracked.lookup.cancel():
             tracked.lookup.add_done_callback(_give_back)
 
+    def reset(self) -> bool:
+        """The weights may have changed: from now on this engine shares pages with no other, nor with
+        its own past. Requests that have blocks may hold rows of the weights before: nothing of them
+        is stored or loaded any more. False: such rows are being loaded now."""
+        self._resets += 1
+        loading = False
+        for request_id, tracked in list(self._tracked.items()):
+            if tracked.blocks:
+                tracked.stale = True
+                loading |= tracked.lease is not None
+            else:
+                self.finished(request_id)  # and tracked again when the engine asks for it
+        return not loading
+
+    def _private(self) -> bytes:
+        return self._engine_id + self._resets.to_bytes(8, "little") if self._resets else b""
+
     def _add_store(self, jobs: List[StoreJob], tracked: _Tracked, computed: int,
                    scheduled: int) -> None:
-        if not _has_tokens(tracked.request):
+        if tracked.stale or not _has_tokens(tracked.request):
             return
         known = min(computed + scheduled, tracked.request.num_tokens)
         end = min(known // PAGE_TOKENS, len(tracked.blocks) * self._block_tokens // PAGE_TOKENS)
@@ -349,7 +382,8 @@ class Requests:
         if len(tracked.keys) < pages:
             tokens = tracked.request.all_token_ids[:pages * PAGE_TOKENS]
             tracked.keys = self._store.keys(tracked.keyspace, list(tokens),
-                                            page_extras(tracked.request, pages))
+                                            page_extras(tracked.request, pages, self._private(),
+                                                        self._adapter_digest))
         return tracked.keys[:pages]
 
     @staticmethod

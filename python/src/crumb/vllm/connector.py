@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
                                                                SupportsHMA)
 from vllm.logger import init_logger
 
-from crumb import _engines
+from crumb import _checkpoints, _engines
 from crumb.errors import InvalidArgument
 from crumb.transfer import Transfer
 from crumb.vllm import _model
@@ -75,7 +75,8 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
     (a rotation file of `crumb calibrate`; default "hadamard", which needs no data), "deadline"
     (seconds that a lookup waits for pages on SSD and other nodes; default 0.2), "weights" (a digest
     of the checkpoint), "model" (a name), "load" ("auto": when it is predicted to beat computing;
-    or "always"), "staging_bytes" (on GPUs: pinned host memory of each rank for stored pages until
+    or "always"), "after_reset" ("private": pages that are stored after vLLM reset the connector's cache
+    are found by this engine only, because its weights may have changed; or "shared"), "staging_bytes" (on GPUs: pinned host memory of each rank for stored pages until
     they are published; default 2 GiB).
     """
 
@@ -88,12 +89,15 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         self._deadline = float(extra("deadline", 0.2))
         if extra("load", "auto") not in ("auto", "always"):
             raise InvalidArgument('"load" is "auto" or "always"')
+        if extra("after_reset", "private") not in ("private", "shared"):
+            raise InvalidArgument('"after_reset" is "private" or "shared"')
+        self._shared_after_reset = extra("after_reset", "private") == "shared"
         if self._model.rotation == "hadamard" and self._model.history == "int2":
             logger.info(_engines.HADAMARD_NOTE)
+        engine = hashlib.sha256(str(self._kv_transfer_config.engine_id).encode()).digest()[:16]
         self._client = _engines.open_client(
             {name: extra(name, None) for name in ("socket_dir", "token_file")},
-            f"vllm {role.name.lower()}",
-            hashlib.sha256(str(self._kv_transfer_config.engine_id).encode()).digest()[:16], logger)
+            f"vllm {role.name.lower()}", engine, logger)
         parallel = vllm_config.parallel_config
         rank = (Rank() if role == KVConnectorRole.SCHEDULER else
                 Rank(parallel.rank % parallel.tensor_parallel_size, parallel.tensor_parallel_size))
@@ -104,7 +108,8 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         self._mover: Optional[PageMover] = None
         if role == KVConnectorRole.SCHEDULER:
             self._requests = Requests(self._transfer, self._block_tokens,
-                                      self._model.history == "bf16", self._deadline, self._policy)
+                                      self._model.history == "bf16", self._deadline, self._policy,
+                                      adapter_digest=_checkpoints.adapter_digest, engine_id=engine)
         else:
             self._mover = PageMover(self._transfer, self._block_tokens, self._deadline)
         self._staging_bytes = int(extra("staging_bytes", 0))
@@ -145,6 +150,10 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
                 self._requests.store_refused(request_id, first, end)
         for request_id in connector_output.finished_recving or ():
             self._requests.load_finished(request_id)
+
+    def reset_cache(self) -> Optional[bool]:
+        assert self._requests is not None
+        return True if self._shared_after_reset else self._requests.reset()
 
     def request_finished(self, request: Any,
                          block_ids: List[int]) -> Tuple[bool, Optional[Dict[str, Any]]]:
