@@ -3,6 +3,7 @@
 """Engines in processes of their own, which tests and benchmarks talk to."""
 
 import json
+import os
 import pathlib
 import subprocess
 import tempfile
@@ -10,6 +11,18 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 PUBLISHED_SECONDS = 60  # bound on the time until a request's pages are hits
+
+
+def package_environment(venv, build, folder):
+    """Builds the package from a build folder, and returns the environment in which Python of a
+    virtual environment imports it. The virtual environment stays as it is."""
+    wheel = subprocess.run(["bash", HERE.parents[1] / "deploy/build_wheel.sh", "--build", build,
+                            "--to", folder / "wheel"], check=True, capture_output=True, text=True,
+                           timeout=600).stdout.strip()
+    packages = folder / "packages"
+    subprocess.run([venv / "bin/pip", "--disable-pip-version-check", "install", "-q", "--no-index",
+                    "--no-deps", "--target", packages, wheel], check=True, timeout=300)
+    return {**os.environ, "PYTHONPATH": str(packages)}
 
 
 class EngineProcess:
@@ -37,8 +50,8 @@ class EngineProcess:
         self.process.stdin.flush()
         return self.read()
 
-    def generate(self, tokens, max_tokens=24, salt=None):
-        return self.ask(tokens=tokens, max_tokens=max_tokens, salt=salt)
+    def generate(self, tokens, max_tokens=24, salt=None, **more):
+        return self.ask(tokens=tokens, max_tokens=max_tokens, salt=salt, **more)
 
     def hit(self, tokens, cached, **options):
         """Generates until `cached` tokens are hits: pages are published in the background. The

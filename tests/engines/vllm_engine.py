@@ -5,9 +5,9 @@ vllm_engine.py MODEL [CONNECTOR_CONFIG [OPTIONS]]
 
 CONNECTOR_CONFIG is the JSON of kv_connector_extra_config; null: vLLM runs without connector.
 OPTIONS are arguments of vLLM's LLM as JSON. Each line of input is JSON: {"tokens": [...],
-"max_tokens": n, "salt": text or null} and gets one line: {"tokens": [...], "cached": n, "seconds":
-x}. {"batch": [[...], ...], "max_tokens": n} generates for several prompts at once and gets
-{"seconds": x, "cached": [n, ...]}. {"reset": true} empties vLLM's own prefix cache. Lines of output
+"max_tokens": n, "salt": text or null, "lora": folder or null} and gets one line: {"tokens": [...],
+"cached": n, "seconds": x}. {"batch": [[...], ...], "max_tokens": n} generates for several prompts at once and gets
+{"seconds": x, "cached": [n, ...]}. {"reset": true} empties vLLM's own prefix cache, {"reset": "all"} resets the connector, too. Lines of output
 begin with "RESULT ", because vLLM prints to the same stream.
 """
 
@@ -24,18 +24,24 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 from vllm import LLM, SamplingParams  # noqa: E402
 from vllm.config import KVTransferConfig  # noqa: E402
+from vllm.lora.request import LoRARequest  # noqa: E402
 
 
 def answer(value):
     print("RESULT " + json.dumps(value), flush=True)
 
 
-def generate(engine, prompts, max_tokens):
+def generate(engine, prompts, max_tokens, lora=None):
     begin = time.monotonic()
     results = engine.generate(prompts, SamplingParams(max_tokens=max_tokens, temperature=0,
                                                       ignore_eos=True, detokenize=False),
-                              use_tqdm=False)
+                              use_tqdm=False, lora_request=lora)
     return results, time.monotonic() - begin
+
+
+def adapter(folder, numbers):
+    """The LoRA adapter in a folder; `numbers` has those that were named before."""
+    return LoRARequest(folder, numbers.setdefault(folder, len(numbers) + 1), folder)
 
 
 def main():
@@ -48,10 +54,11 @@ def main():
             kv_connector_extra_config=json.loads(sys.argv[2]))
     engine = LLM(model=sys.argv[1], **options)
     answer({"ready": True, "block_tokens": engine.llm_engine.vllm_config.cache_config.block_size})
+    adapters = {}
     for line in sys.stdin:
         wanted = json.loads(line)
         if wanted.get("reset"):
-            answer({"reset": engine.reset_prefix_cache()})
+            answer({"reset": engine.reset_prefix_cache(reset_connector=wanted["reset"] == "all")})
             continue
         if "batch" in wanted:
             results, seconds = generate(engine, [{"prompt_token_ids": tokens}
@@ -62,7 +69,8 @@ def main():
         prompt = {"prompt_token_ids": wanted["tokens"]}
         if wanted.get("salt"):
             prompt["cache_salt"] = wanted["salt"]
-        (result,), seconds = generate(engine, [prompt], wanted["max_tokens"])
+        lora = adapter(wanted["lora"], adapters) if wanted.get("lora") else None
+        (result,), seconds = generate(engine, [prompt], wanted["max_tokens"], lora)
         answer({"tokens": list(result.outputs[0].token_ids), "cached": result.num_cached_tokens,
                 "seconds": seconds})
 

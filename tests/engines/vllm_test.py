@@ -12,7 +12,6 @@ import argparse
 import json
 import pathlib
 import shutil
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -20,7 +19,7 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "tests/deploy")]
-from engine_process import Engine  # noqa: E402
+from engine_process import Engine, package_environment  # noqa: E402
 from services import Crumbd  # noqa: E402
 
 OPTIONS = argparse.Namespace()
@@ -36,7 +35,7 @@ class VllmTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.folder = pathlib.Path(folder.name)
-        cls.install_wheel()
+        cls.environment = package_environment(VENV, OPTIONS.build, cls.folder)
         cls.model = cls.folder / "model"
         shutil.copytree(ROOT / "models/data/tiny-lm", cls.model)
         (cls.model / "tokenizer_config.json").write_text(
@@ -45,15 +44,6 @@ class VllmTest(unittest.TestCase):
         cls.addClassCleanup(plain.close)
         cls.expected = plain.generate(PROMPT)["tokens"]
         cls.salted = plain.generate(PROMPT[:700])["tokens"]
-
-    @classmethod
-    def install_wheel(cls):
-        wheel = subprocess.run(["bash", ROOT / "deploy/build_wheel.sh", "--build", OPTIONS.build,
-                                "--to", cls.folder / "wheel"], check=True, capture_output=True,
-                               text=True, timeout=600).stdout.strip()
-        subprocess.run([VENV / "bin/pip", "--disable-pip-version-check", "install", "-q",
-                        "--no-index", "--no-deps", "--force-reinstall", wheel], check=True,
-                       timeout=300)
 
     def crumbd(self):
         folder = tempfile.mkdtemp(dir=self.folder)  # short, for paths of sockets have 107 bytes
@@ -64,7 +54,8 @@ class VllmTest(unittest.TestCase):
 
     def engine(self, folder, **config):
         engine = Engine(VENV / "bin/python", self.model, {
-            "socket_dir": folder, "load": "always", "deadline": 5, **config})
+            "socket_dir": folder, "load": "always", "deadline": 5, **config},
+            environment=self.environment)
         self.addCleanup(engine.close)
         return engine
 
