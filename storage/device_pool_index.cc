@@ -99,10 +99,14 @@ absl::Status DevicePoolIndex::Commit(HolderId holder, uint64_t slot,
   if (!Holds(holder, slot) || PageOf(slot) != kNoPage || HoldersOf(slot) > 1) {
     return absl::InvalidArgumentError("slots: " + std::to_string(slot) + " is not reserved");
   }
-  if (removed_marks_) removed_marks_->Clear(slot);
   table_.BeginAccess();
-  CRUMB_ASSIGN_OR_RETURN(const PageHandle page, Insert(slot, header, logical_tile_bytes, now));
-  table_.Ref(page);
+  const absl::StatusOr<PageHandle> page = Insert(slot, header, logical_tile_bytes, now);
+  if (!page.ok()) {
+    MarkRemoved(slot);
+    return page.status();
+  }
+  if (removed_marks_) removed_marks_->Clear(slot);
+  table_.Ref(*page);
   return absl::OkStatus();
 }
 
@@ -118,10 +122,13 @@ bool DevicePoolIndex::Claim(HolderId holder, uint64_t slot,
   }
   if (header != nullptr && PageOf(slot) == kNoPage) {
     const size_t holders = first ? 0 : HoldersOf(slot);
-    // A page that cannot be known here stays the holders' own.
     if (const auto page = Insert(slot, header, logical_tile_bytes, now); page.ok()) {
       for (size_t i = 0; i < holders; ++i) table_.Ref(*page);
       shared_.erase(slot);
+    } else {
+      // A page that cannot be known here stays the holders' own. Its deletion finds no page in this
+      // slot, so the slot is marked now.
+      MarkRemoved(slot);
     }
   } else if (header != nullptr && !SameFragment(*header, *HeaderOf(slot))) {
     return false;

@@ -41,8 +41,9 @@ class DevicePoolIndex {
   DevicePoolIndex(std::unique_ptr<EvictionPolicy> policy, uint32_t slot_bytes,
                   uint64_t handle_bytes, bool recovering);
 
-  // Sets the marks of slots whose page was removed while they are in use, for the pool's next
-  // index; none: removals are not marked. A slot with a mark is claimed without its page.
+  // Sets the marks of slots in use whose page was removed, or was refused by Commit or Claim, for
+  // the pool's next index; none: nothing is marked. A slot with a mark is claimed without its page,
+  // so the next index never has a page that this one could not have removed.
   void SetRemovedMarks(std::optional<SlotMarks> marks) { removed_marks_ = std::move(marks); }
   // Returns the epoch of the marks; 0: there are none.
   uint64_t epoch() const { return removed_marks_ ? removed_marks_->epoch() : 0; }

@@ -74,6 +74,38 @@ TEST_F(DeviceTierTest, ARemovedPageIsNotClaimedAsAHit) {
   }
 }
 
+// A process may hold a second copy of a page, which the index does not know, and so cannot mark
+// when the page is deleted: the copy is a hit of no later crumbd.
+TEST_F(DeviceTierTest, ACopyThatIsNotKnownIsNotClaimedAsAHit) {
+  const UniqueFd roster = CreateRoster().value();
+  const auto add_pool = [&roster](DeviceTier& tier) {
+    SlotMarks marks = SlotMarks::Map(roster.get()).value();
+    marks.SetEpoch(DeletionEpochs().current);
+    const auto pool =
+        tier.AddPool(kSlotBytes, 4 * kSlotBytes, /*recovering=*/true, std::move(marks));
+    EXPECT_TRUE(tier.AddHandle(*pool, 0));
+    return *pool;
+  };
+  const auto header = HeaderOf(SamplePage(1, 0));
+  const DevicePoolNumber first = add_pool(*tier_);
+  for (const uint64_t slot : {0, 1}) ASSERT_TRUE(tier_->Claim(first, kAnn, slot, header, 1));
+  tier_->EndRecovery(first);
+  ASSERT_THAT(tier_->Reserve(first, kAnn, 2), ElementsAre(2, 3));
+  const absl::Status again = tier_->Commit(first, kAnn, 2, header, 1);
+  EXPECT_TRUE(absl::IsAlreadyExists(again)) << again;
+  ASSERT_TRUE(tier_->Commit(first, kAnn, 3, HeaderOf(SamplePage(1, 1)), 1).ok());
+  EXPECT_THAT(tier_->Remove(header->keyspace, std::vector<PageKey>{header->key}), SizeIs(1));
+
+  const auto store = TieredStore::Open(SmallStore(""), Clock::Real(), {}).value();
+  DeviceTier& tier = *store->devices();
+  const DevicePoolNumber second = add_pool(tier);
+  for (const uint64_t slot : {2, 1, 0}) EXPECT_TRUE(tier.Claim(second, kAnn, slot, header, 1));
+  EXPECT_EQ(Acquire(*store, Request(1, 1, {second}))->hit_pages, 0u);
+  tier.EndRecovery(second);
+  EXPECT_TRUE(tier.Commit(second, kAnn, 1, header, 1).ok()) << "written again since";
+  EXPECT_EQ(Acquire(*store, Request(1, 1, {second}))->hit_pages, 1u);
+}
+
 // The tiers of one host's crumbds, one after the other, and a pool whose process outlives them.
 class EpochsTest : public testing::Test {
  protected:
