@@ -339,8 +339,10 @@ void HostTier::AddLeaseStats(StoreStats& stats) const {
   stats.leases = leases_.size();
   stats.leased_slots = leased_fragments_;
   stats.slab_moves = slab_moves_;
+  stats.slabs_kept = inherited_.leaving().size();
   stats.slabs_revoked = revoked_;
   stats.slab_renewals_failed = renewals_failed_;
+  stats.slab_pinned_checks = pinned_checks_;
   for (const SlabState& slab : slabs_) {
     ++(slab.phase == SlabState::Phase::kOwned     ? stats.slabs_owned
        : slab.phase == SlabState::Phase::kClosing ? stats.slabs_closing

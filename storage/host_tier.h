@@ -205,10 +205,11 @@ class HostTier {
 
   // Takes up to `bytes` more of the memory that Open left, moves pages out of adopted slabs as far
   // as there is room, and gives empty ones up. Returns how many bytes are missing or to be moved
-  // then. Own and adopted slabs together take at most one slab more than host.bytes_max. If the
-  // system does not give that slab, the pages of one adopted slab are evicted after a while to make
-  // room for it. No second slab is evicted before as much memory was obtained as was given up.
-  // kResourceExhausted: the memory is not there. Blocks meanwhile.
+  // then. Own and adopted slabs together, and those that other processes keep though they were
+  // given up, take at most one slab more than host.bytes_max. If the system does not give that
+  // slab, the pages of one adopted slab are evicted after a while to make room for it. No second
+  // slab is evicted before as much memory was obtained as was given up. kResourceExhausted: the
+  // memory is not there. Blocks meanwhile.
   absl::StatusOr<uint64_t> Grow(uint64_t bytes);
 
   // Returns what a successor process needs. Nothing may be written here from now on.
@@ -259,22 +260,21 @@ class HostTier {
   // Makes the page's keyspace one of the tenant whose slabs it lies in. False: that cannot be.
   bool AdoptTenant(const HostImage::Page& page, std::span<const uint32_t> regions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns the share of each slab that is adopted, by the region it becomes.
-  absl::StatusOr<std::vector<uint32_t>> SharesOf(const HostImage& image,
-                                                 std::span<const uint32_t> regions)
+  // Returns the share of each slab of an image.
+  absl::StatusOr<std::vector<uint32_t>> SharesOf(const HostImage& image)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TakeMemory(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growing_);
   void RenewSlabs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(growing_);
   enum class Move { kMoved, kInUse, kNoRoom, kGone };
   Move MovePage(PageHandle page, uint32_t region);
   void EvictForRoom(PageHandle page);
-  // Takes the memory of slabs that were given up from processes that still have them: the next
-  // process knows nothing of these slabs.
-  void RevokeGivenUp();
+  // Whether other processes may have the memory of a slab without pages, so that the next process
+  // has to know of it.
+  bool MayBeKept(uint32_t region) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountRevoked(uint32_t slab) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The tenant of a share, which may be none: "".
   std::string TenantOfShare(uint32_t share) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Gives back the memory of adopted slabs that were given up and that no process has open.
+  // Gives back the memory of slabs that were given up and that no process has any of.
   void DropLeaving();
   bool GiveUpIfEmpty(uint32_t region) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growing_);
   // Host memory that a call may still hand to the tier below, and what it handed.
@@ -300,6 +300,7 @@ class HostTier {
     uint32_t share = 0;    // the last one, when it was given up
     bool written = false;  // since its file was made
     bool dropped = false;  // its file was given back, and there is no fresh one yet
+    bool pinned = false;   // pages of it were, when it was looked at last
     uint32_t files = 0;    // that it had before the present one
     uint64_t bytes = 0;
     uint64_t free_before = 0;  // free memory before its file was given back
@@ -414,10 +415,19 @@ class HostTier {
   uint64_t revoked_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::string, uint64_t> revoked_of_ ABSL_GUARDED_BY(mutex_);  // by tenant
   uint64_t renewals_failed_ ABSL_GUARDED_BY(mutex_) = 0;
+  // When a slab that was found pinned may be looked at again, and how often one was.
+  TimePoint pinned_retry_ ABSL_GUARDED_BY(mutex_) = TimePoint::min();
+  uint64_t pinned_checks_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<LeaseId, LeaseRecord> leases_ ABSL_GUARDED_BY(mutex_);  // the oldest first
   LeaseId last_lease_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t leased_fragments_ ABSL_GUARDED_BY(mutex_) = 0;
 };
+
+// Returns how many slabs' memory a tier must leave, because it reads `held` slabs of the process
+// before it, other processes keep `kept` slabs that no tier uses any more, and may have pinned
+// pages of `revoked` slabs. One slab and HostOptions::revoked_slabs_max revoked ones may be there
+// beside bytes_max.
+uint64_t SlabsBeside(uint64_t held, uint64_t kept, uint64_t revoked, const HostOptions& options);
 
 // Fits options to memory that is to be adopted: the size of slabs, and what may be taken beside it.
 void LimitToHandedOver(const HandedOverMemory& memory, HostTier::Options* options);

@@ -17,9 +17,12 @@ constexpr Duration kOnlySlabMin = std::chrono::seconds(10);
 constexpr size_t kSlabTriesMax = 8;
 // Pages of a closing slab that leave before other callers get the lock.
 constexpr size_t kEvictionsPerLock = 256;
-// After pages were found pinned the kernel is not made to look at all of a slab's pages again for
-// this long.
-constexpr Duration kPinnedRetry = std::chrono::seconds(1);
+// After pages were found pinned no slab of which that is known is looked at again for this long.
+// The kernel takes up to 200 ms to find out, on the thread of a writer, and a tenant can pin a page
+// of each of its slabs.
+constexpr Duration kPinnedRetry = std::chrono::seconds(4);
+// A slab whose memory has not come back is not tried again for this long.
+constexpr Duration kRenewalRetry = std::chrono::seconds(1);
 // Free memory that must be left when a slab takes its memory again, unless there was less before.
 constexpr uint64_t kFreeMin = uint64_t{64} << 20;
 // Measures of free memory lag behind and count others' allocations: a sixteenth of a slab may be
@@ -162,6 +165,7 @@ std::optional<uint32_t> HostTier::UnusedSlab(std::span<const uint32_t> tried, Ti
   for (size_t i = 0; i < slabs_.size(); ++i) {
     const auto slab = static_cast<uint32_t>((next_gone_ + i) % slabs_.size());
     if (slabs_[slab].phase != SlabState::Phase::kGone || slabs_[slab].retry > now) continue;
+    if (slabs_[slab].pinned && pinned_retry_ > now) continue;
     if (std::find(tried.begin(), tried.end(), slab) != tried.end()) continue;
     slabs_[slab].phase = SlabState::Phase::kRenewing;
     next_gone_ = slab + 1;
@@ -268,13 +272,20 @@ bool HostTier::EmptyClosing(Demotion& demotion, std::vector<uint32_t>* gone) {
 HostTier::Parts HostTier::CountParts(uint32_t share) const {
   Parts parts;
   parts.owned[share] = 0;
+  size_t there = 0;
   for (const SlabState& slab : slabs_) {
+    if (slab.bytes == 0) continue;  // not there yet
+    ++there;
     if (slab.phase == SlabState::Phase::kOwned) ++parts.owned[slab.share];
     if (slab.phase == SlabState::Phase::kGone && slab.written && !slab.dropped) {
       ++parts.kept[slab.share];
     }
   }
-  parts.part = std::max<size_t>(1, slabs_.size() / parts.owned.size());
+  // Slabs that crumbd took over and gave up count, too, for as long as processes keep them.
+  for (const InheritedSlabs::Leaving& slab : inherited_.leaving()) {
+    if (slab.share != InheritedSlabs::kMixed) ++parts.kept[slab.share];
+  }
+  parts.part = std::max<size_t>(1, there / parts.owned.size());
   return parts;
 }
 
@@ -297,6 +308,7 @@ std::optional<uint32_t> HostTier::SlabToClose(uint32_t share, TimePoint now) {
   for (uint32_t slab = 0; slab < slabs_.size(); ++slab) {
     const SlabState& state = slabs_[slab];
     if (state.phase != SlabState::Phase::kOwned || state.share != giver) continue;
+    if (state.bytes == 0) continue;
     if (owned[giver] == 1 && now - state.since < kOnlySlabMin) continue;
     if (!emptiest || table_.slots().used_bytes(slab) < table_.slots().used_bytes(*emptiest)) {
       emptiest = slab;
@@ -349,7 +361,11 @@ bool HostTier::DropFile(uint32_t slab) {
   if (dropped && drop != SlabMemory::Drop::kDropped) CountRevoked(slab);
   slabs_[slab].dropped = dropped;
   slabs_[slab].free_before = free_before;
-  if (drop == SlabMemory::Drop::kPinned) slabs_[slab].retry = clock_.Now() + kPinnedRetry;
+  slabs_[slab].pinned = drop == SlabMemory::Drop::kPinned;
+  if (slabs_[slab].pinned) {
+    pinned_retry_ = clock_.Now() + kPinnedRetry;
+    ++pinned_checks_;
+  }
   return dropped;
 }
 
@@ -385,7 +401,7 @@ bool HostTier::MakeFresh(uint32_t slab) {
   }
   if (state.dropped) {
     ++renewals_failed_;
-    state.retry = clock_.Now() + kPinnedRetry;
+    state.retry = clock_.Now() + kRenewalRetry;
   }
   state.phase = SlabState::Phase::kGone;
   return false;

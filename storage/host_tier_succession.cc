@@ -1,13 +1,11 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// The part of a host tier that outlives its process: what is handed over, what is adopted, and how
-// pages leave slabs that no process can write to any more.
+// The part of a host tier that outlives its process: what is handed over, and what is adopted.
 #include <fcntl.h>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "common/errno_status.h"
@@ -18,19 +16,20 @@
 namespace crumb::storage {
 namespace {
 
-// How long pages wait for room to move to, before some leave for it: workers take a moment to let
-// slabs go that were given up.
-constexpr Duration kPatience = std::chrono::seconds(5);
-
 // Slabs of `memory` that a tier of `bytes_max` has room for.
 uint64_t SlabsThatFit(const HostImage& image, uint64_t bytes_max) {
   if (image.slab_bytes == 0 || image.slab_bytes % SlotAllocator::kChunkBytesMin != 0) return 0;
   return std::min<uint64_t>(image.slabs, bytes_max / image.slab_bytes);
 }
 
-// Stands for a slab of the image that becomes no region: the fullest ones stay.
+// Stands for a slab of the image that becomes no region: one without pages, or one there is no room
+// for. The fullest ones stay.
 constexpr uint32_t kNoRegion = UINT32_MAX;
-std::vector<uint32_t> RegionsFor(const HostImage& image, uint64_t fit, uint32_t first_region) {
+struct Placement {
+  std::vector<uint32_t> regions;  // [image.slabs]
+  uint64_t held = 0;              // slabs that become regions
+};
+Placement RegionsFor(const HostImage& image, uint64_t fit, uint32_t first_region) {
   std::vector<uint64_t> used(image.slabs, 0);
   for (const HostImage::Page& page : image.pages) {
     for (const HostImage::Fragment& fragment : page.fragments) {
@@ -41,9 +40,18 @@ std::vector<uint32_t> RegionsFor(const HostImage& image, uint64_t fit, uint32_t 
   for (uint32_t i = 0; i < image.slabs; ++i) order[i] = i;
   std::stable_sort(order.begin(), order.end(),
                    [&](uint32_t a, uint32_t b) { return used[a] > used[b]; });
-  std::vector<uint32_t> regions(image.slabs, kNoRegion);
-  for (uint32_t i = 0; i < order.size() && i < fit; ++i) regions[order[i]] = first_region + i;
-  return regions;
+  Placement placement = {std::vector<uint32_t>(image.slabs, kNoRegion)};
+  for (const uint32_t slab : order) {
+    if (placement.held == fit || used[slab] == 0) break;
+    placement.regions[slab] = first_region + static_cast<uint32_t>(placement.held++);
+  }
+  return placement;
+}
+
+uint64_t SumOf(const std::map<std::string, uint64_t>& slabs_of) {
+  uint64_t sum = 0;
+  for (const auto& [tenant, slabs] : slabs_of) sum += slabs;
+  return sum;
 }
 
 absl::StatusOr<UniqueFd> Duplicate(int fd) {
@@ -126,14 +134,17 @@ void LimitToHandedOver(const HandedOverMemory& memory, HostTier::Options* option
   const uint64_t total = options->host.bytes_max.value;
   const uint64_t fit = SlabsThatFit(memory.image, total);
   if (fit == 0) return;
+  const uint64_t held = RegionsFor(memory.image, fit, 0).held;
   if (options->host.slab_bytes.value != memory.image.slab_bytes) {
     LogInfo("host tier: slabs have {} bytes, as those that are taken over",
             memory.image.slab_bytes);
     options->host.slab_bytes.value = memory.image.slab_bytes;
   }
-  // One slab more than the total, for pages to move to.
-  options->first_bytes =
-      std::min(options->first_bytes, total - (fit - 1) * memory.image.slab_bytes);
+  // There is one slab at least, for pages to move to.
+  const uint64_t slabs = std::min(
+      SlabsBeside(held, memory.image.slabs - held, SumOf(memory.image.revoked), options->host),
+      total / memory.image.slab_bytes - 1);
+  options->first_bytes = std::min(options->first_bytes, total - slabs * memory.image.slab_bytes);
 }
 
 HostTier::Adopted HostTier::Adopt(
@@ -143,7 +154,7 @@ HostTier::Adopted HostTier::Adopt(
     MutexLock lock(&mutex_);
     if (memory.image.losses.has_value()) losses_.Restore(*memory.image.losses);
     revoked_of_ = memory.image.revoked;
-    for (const auto& [tenant, slabs] : revoked_of_) revoked_ += slabs;
+    revoked_ = SumOf(revoked_of_);
   }
   const auto leave_all_out = [&] {
     MutexLock lock(&mutex_);
@@ -152,10 +163,10 @@ HostTier::Adopted HostTier::Adopt(
   };
   const uint64_t fit = SlabsThatFit(memory.image, memory_->total_bytes());
   if (fit == 0 || memory.slabs.size() != memory.image.slabs) return leave_all_out();
-  const std::vector<uint32_t> regions =
+  const auto [regions, held] =
       RegionsFor(memory.image, fit, static_cast<uint32_t>(memory_->size()));
-  std::vector<UniqueFd> slabs(fit);
-  for (uint32_t i = 0; i < regions.size() && i < memory.slabs.size(); ++i) {
+  std::vector<UniqueFd> slabs(held);
+  for (uint32_t i = 0; i < regions.size(); ++i) {
     if (regions[i] != kNoRegion) slabs[regions[i] - memory_->size()] = std::move(memory.slabs[i]);
   }
   MutexLock growing(&growing_);
@@ -165,14 +176,22 @@ HostTier::Adopted HostTier::Adopt(
   std::vector<PageTable::Change> changes;
   {
     MutexLock lock(&mutex_);
-    const auto shares = SharesOf(memory.image, regions);
+    const auto shares = SharesOf(memory.image);
     mapped = shares.status();
     if (mapped.ok()) {
+      std::vector<uint32_t> held_shares(held, InheritedSlabs::kMixed);
+      for (uint32_t i = 0; i < regions.size(); ++i) {
+        if (regions[i] != kNoRegion) held_shares[regions[i] - memory_->size()] = (*shares)[i];
+      }
       mapped = inherited_.Adopt(std::move(slabs), memory.image.slab_bytes,
-                                static_cast<uint32_t>(memory_->size()), *shares);
+                                static_cast<uint32_t>(memory_->size()), held_shares);
     }
     if (mapped.ok()) {
-      numbers_ = std::bit_ceil(static_cast<uint32_t>(memory_->size() + fit));
+      for (uint32_t i = 0; i < regions.size(); ++i) {
+        if (regions[i] != kNoRegion) continue;
+        inherited_.AddLeaving(std::move(memory.slabs[i]), memory.image.slab_bytes, (*shares)[i]);
+      }
+      numbers_ = std::bit_ceil(static_cast<uint32_t>(memory_->size() + held));
       adopted = AdoptPages(memory.image, regions, below);
       changes = table_.TakeChanges();
     }
@@ -220,15 +239,12 @@ void HostTier::CountLeftOut(const HostImage::Page& page,
   if (owed) losses_.Add(page.keyspace);
 }
 
-absl::StatusOr<std::vector<uint32_t>> HostTier::SharesOf(const HostImage& image,
-                                                         std::span<const uint32_t> regions) {
-  const auto first = static_cast<uint32_t>(memory_->size());
+absl::StatusOr<std::vector<uint32_t>> HostTier::SharesOf(const HostImage& image) {
   std::vector<uint32_t> shares(image.slabs, InheritedSlabs::kMixed);
   for (size_t slab = 0; slab < image.tenants.size(); ++slab) {
-    if (regions[slab] == kNoRegion) continue;
     CRUMB_ASSIGN_OR_RETURN(
         auto policy, MakePolicy(options_.host.policy, capacity_bytes() / kTypicalPageBytes + 1));
-    shares[regions[slab] - first] = ShareOfTenant(image.tenants[slab], std::move(policy));
+    shares[slab] = ShareOfTenant(image.tenants[slab], std::move(policy));
   }
   return shares;
 }
@@ -280,32 +296,23 @@ bool HostTier::AdoptPage(const HostImage::Page& page, std::span<const uint32_t> 
   return true;
 }
 
-void HostTier::RevokeGivenUp() {
-  std::vector<uint32_t> given_up;
-  {
-    MutexLock lock(&mutex_);
-    for (uint32_t slab = 0; slab < slabs_.size(); ++slab) {
-      if (slabs_[slab].phase == SlabState::Phase::kGone && slabs_[slab].written) {
-        given_up.push_back(slab);
-      }
-    }
-  }
-  for (const uint32_t slab : given_up) {
-    const absl::Status revoked = memory_->Revoke(slab);
-    if (!revoked.ok()) {
-      LogWarning("host tier: {}", revoked.ToString());
-      continue;
-    }
-    MutexLock lock(&mutex_);
-    CountRevoked(slab);
-  }
+bool HostTier::MayBeKept(uint32_t region) const {
+  if (inherited_.Holds(region)) return inherited_.Shrinks(region);
+  const SlabState& slab = slabs_[region];
+  return memory_->sharing() == SlabMemory::Sharing::kByTenant && slab.written && !slab.dropped;
 }
 
 absl::StatusOr<HandedOverMemory> HostTier::HandOver() {
-  RevokeGivenUp();
   HandedOverMemory memory;
   memory.image.slab_bytes = memory_->slab_bytes();
   std::vector<uint32_t> places(slabs().size(), kNoRegion);
+  const auto add = [&](int file, const std::string& tenant) -> absl::Status {
+    CRUMB_ASSIGN_OR_RETURN(UniqueFd copy, Duplicate(file));
+    memory.slabs.push_back(std::move(copy));
+    memory.image.tenants.push_back(tenant);
+    ++memory.image.slabs;
+    return absl::OkStatus();
+  };
   MutexLock lock(&mutex_);
   table_.ForEachPage([&](PageHandle, const Page& page) {
     for (const Fragment& fragment : page.fragments) places[fragment.slot.region] = 0;
@@ -313,15 +320,19 @@ absl::StatusOr<HandedOverMemory> HostTier::HandOver() {
   std::vector<std::string> names(table_.shares());
   for (const auto& [tenant, share] : share_of_tenant_) names[share] = tenant;
   bool mixed = table_.shares() == 1;
+  names.emplace_back();  // of slabs that are mixed
+  const auto name_of = [&](uint32_t share) { return names[std::min(share, table_.shares())]; };
   for (uint32_t i = 0; i < places.size(); ++i) {
-    if (places[i] == kNoRegion) continue;  // nothing in it
-    places[i] = memory.image.slabs++;
+    const bool has_pages = places[i] != kNoRegion;
+    if (!has_pages && !MayBeKept(i)) continue;
+    if (has_pages) places[i] = memory.image.slabs;
     const uint32_t share = inherited_.Holds(i) ? inherited_.share(i) : slabs_[i].share;
-    mixed |= share == InheritedSlabs::kMixed;
-    if (!mixed) memory.image.tenants.push_back(names[share]);
-    CRUMB_ASSIGN_OR_RETURN(UniqueFd copy,
-                           Duplicate(inherited_.Holds(i) ? inherited_.file(i) : memory_->file(i)));
-    memory.slabs.push_back(std::move(copy));
+    mixed |= has_pages && share == InheritedSlabs::kMixed;
+    const int file = inherited_.Holds(i) ? inherited_.file(i) : memory_->file(i);
+    CRUMB_RETURN_IF_ERROR(add(file, name_of(share)));
+  }
+  for (const InheritedSlabs::Leaving& slab : inherited_.leaving()) {
+    CRUMB_RETURN_IF_ERROR(add(slab.file.get(), name_of(slab.share)));
   }
   if (mixed) memory.image.tenants.clear();
   table_.ForEachPage(
@@ -337,160 +348,6 @@ std::vector<Slab> HostTier::slabs() const {
   std::vector<Slab> slabs = memory_->slabs();
   inherited_.AppendTo(slabs);
   return slabs;
-}
-
-absl::StatusOr<uint64_t> HostTier::Grow(uint64_t bytes) {
-  MutexLock growing(&growing_);
-  const absl::Status taken = TakeMemory(bytes);
-  RenewSlabs();
-  CRUMB_RETURN_IF_ERROR(taken);
-  MutexLock lock(&mutex_);
-  return memory_->missing_bytes() + inherited_.held_bytes() + inherited_.leaving_bytes();
-}
-
-absl::Status HostTier::TakeMemory(uint64_t bytes) {
-  uint64_t held;
-  {
-    MutexLock lock(&mutex_);
-    held = inherited_.held_bytes();
-  }
-  const uint64_t beside = held - std::min(held, memory_->slab_bytes());
-  const uint64_t missing = memory_->missing_bytes();
-  bytes = std::min(bytes, missing - std::min(missing, beside));
-  while (bytes >= SlotAllocator::kChunkBytesMin && memory_->missing_bytes() > 0) {
-    const uint64_t before = memory_->missing_bytes();
-    CRUMB_ASSIGN_OR_RETURN(const size_t slab, memory_->Grow(bytes));
-    bytes -= before - memory_->missing_bytes();
-    MutexLock lock(&mutex_);
-    SlabState& grown = slabs_[slab];
-    grown.bytes = memory_->bytes(slab);
-    if (grown.phase == SlabState::Phase::kOwned || grown.phase == SlabState::Phase::kClosing) {
-      table_.slots().GrowRegion(static_cast<uint32_t>(slab), grown.bytes);
-    }
-  }
-  return absl::OkStatus();
-}
-
-void HostTier::DropLeaving() {
-  std::vector<UniqueFd> leaving;
-  {
-    MutexLock lock(&mutex_);
-    leaving = inherited_.TakeLeaving();
-  }
-  std::erase_if(leaving, [](const UniqueFd& file) { return GiveBackUnread(file); });
-  MutexLock lock(&mutex_);
-  inherited_.PutLeaving(std::move(leaving));
-}
-
-void HostTier::RenewSlabs() {
-  DropLeaving();
-  std::vector<uint32_t> held;
-  {
-    MutexLock lock(&mutex_);
-    held = inherited_.Held();
-  }
-  // Workers may hold on to what was given up for as long as a sequence takes.
-  const uint64_t taken = memory_->total_bytes() - memory_->missing_bytes();
-  const bool memory_is_back = taken >= given_up_bytes_;
-  for (const uint32_t region : held) {
-    std::vector<PageHandle> owners;
-    {
-      MutexLock lock(&mutex_);
-      // Part of a slab's pages would free nothing, and take the room that writers have meanwhile.
-      const bool fits = table_.slots().used_bytes() + inherited_.used_bytes(region) <= taken;
-      const bool waited = memory_is_back && clock_.Now() >= progress_ + kPatience;
-      if (!fits && !waited) return;
-      owners = inherited_.OwnersIn(region);
-    }
-    bool evicting = false;
-    for (const PageHandle page : owners) {
-      Move move = MovePage(page, region);
-      if (move == Move::kNoRoom && TakeIdleSlab(page)) move = MovePage(page, region);
-      if (move == Move::kMoved) progress_ = clock_.Now();
-      if (move != Move::kNoRoom) continue;
-      evicting |= memory_is_back && clock_.Now() >= progress_ + kPatience;
-      if (!evicting) return;
-      EvictForRoom(page);
-    }
-    if (GiveUpIfEmpty(region)) {
-      progress_ = clock_.Now();
-      DropLeaving();
-    }
-    if (!evicting) continue;
-    progress_ = clock_.Now();  // one slab at a time: its memory may be all that is needed
-    return;
-  }
-}
-
-void HostTier::EvictForRoom(PageHandle page) {
-  std::vector<PageTable::Change> changes;
-  {
-    MutexLock lock(&mutex_);
-    if (table_[page].resident && table_[page].references == 0) {
-      table_.Remove(page, RemovalReason::kCapacity, clock_.Now());
-    }
-    changes = table_.TakeChanges();
-  }
-  Announce(changes);
-}
-
-HostTier::Move HostTier::MovePage(PageHandle handle, uint32_t region) {
-  struct Copy {
-    TileRange range;
-    uint32_t bytes = 0;
-    Slot from;
-    Slot to;
-  };
-  std::vector<Copy> copies;
-  const auto give_back = [&] {
-    mutex_.AssertHeld();
-    for (const Copy& copy : copies) table_.slots().Free(copy.to);
-  };
-  {
-    MutexLock lock(&mutex_);
-    const Page& page = table_[handle];
-    if (!page.resident) return Move::kGone;
-    if (page.references > 0) return Move::kInUse;
-    for (const Fragment& fragment : page.fragments) {
-      if (fragment.slot.region != region) continue;
-      const auto slot = Allocate(fragment.bytes, table_.ShareOf(page.keyspace));
-      if (!slot) {
-        give_back();
-        return Move::kNoRoom;
-      }
-      copies.push_back({fragment.range, fragment.bytes, fragment.slot, *slot});
-    }
-    if (copies.empty()) return Move::kGone;
-    table_.Ref(handle);
-  }
-  for (const Copy& copy : copies) {
-    std::memcpy(Memory(copy.to).data(), Memory(copy.from).data(), copy.bytes);
-  }
-  MutexLock lock(&mutex_);
-  // A reference that was taken meanwhile reads where the page was.
-  const bool still = table_[handle].resident && table_[handle].references == 1;
-  if (still) {
-    for (const Copy& copy : copies) table_.MoveFragment(handle, copy.range, copy.to);
-  } else {
-    give_back();
-  }
-  table_.Unref(handle);
-  return still ? Move::kMoved : Move::kInUse;
-}
-
-bool HostTier::GiveUpIfEmpty(uint32_t region) {
-  {
-    MutexLock lock(&mutex_);
-    if (inherited_.used_bytes(region) > 0) return false;
-    const absl::Status given_up = inherited_.GiveUp(region);
-    if (!given_up.ok()) {
-      LogWarning("host tier: {}", given_up.ToString());
-      return false;
-    }
-  }
-  given_up_bytes_ += memory_->slab_bytes();
-  if (options_.slab_gone) options_.slab_gone(region);
-  return true;
 }
 
 }  // namespace crumb::storage

@@ -128,7 +128,7 @@ absl::Status InheritedSlabs::GiveUp(uint32_t region) {
   }
   if (slab.shrinks) {
     UniqueFd file(::fcntl(slab.fd.get(), F_DUPFD_CLOEXEC, 0));
-    if (file.valid()) leaving_.push_back(std::move(file));
+    if (file.valid()) leaving_.push_back({.file = std::move(file), .share = slab.share});
   }
   for (const UniqueFd* fd : {&slab.fd, &slab.reader}) {
     if (::dup3(nothing_.get(), fd->get(), O_CLOEXEC) < 0) {
@@ -140,13 +140,25 @@ absl::Status InheritedSlabs::GiveUp(uint32_t region) {
   return absl::OkStatus();
 }
 
-bool GiveBackUnread(const UniqueFd& file) {
+bool InheritedSlabs::AddLeaving(UniqueFd file, uint64_t slab_bytes, uint32_t share) {
+  bool shrinks = false;
+  if (!CheckSlab(file.get(), slab_bytes, &shrinks).ok() || !shrinks) return false;
+  slab_bytes_ = slab_bytes;
+  leaving_.push_back({.file = std::move(file), .share = share});
+  return true;
+}
+
+SlabMemory::Drop GiveBackUnread(const UniqueFd& file) {
   const absl::StatusOr<UniqueFd> reader = OpenSlabReader(file.get());
-  if (!reader.ok()) return true;
+  if (!reader.ok()) return SlabMemory::Drop::kHeld;
   const absl::StatusOr<bool> alone = TakeSlabLease(reader->get());
-  if (alone.ok() && !*alone) return false;
   // A kernel without leases cannot tell whether a process reads the file: it is only closed.
-  return !alone.ok() || ::ftruncate(file.get(), 0) == 0;
+  if (!alone.ok()) return SlabMemory::Drop::kDropped;
+  if (!*alone) return SlabMemory::Drop::kHeld;
+  if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_WRITE) != 0 || ::ftruncate(file.get(), 0) != 0) {
+    return SlabMemory::Drop::kPinned;
+  }
+  return SlabMemory::Drop::kDropped;
 }
 
 }  // namespace crumb::storage

@@ -12,8 +12,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/clock.h"
 #include "common/mapping.h"
 #include "common/unique_fd.h"
+#include "storage/slab_memory.h"
 #include "storage/slot_allocator.h"
 #include "storage/tiered_store.h"
 
@@ -22,7 +24,7 @@ namespace crumb::storage {
 // Slabs that the process before filled. Their seals allow no new writable mapping, so what is in
 // them stays as it is: pages are read there, move out, and an empty slab is given up. Its number
 // and address stay taken. The memory of a slab that may shrink (a tenant's) is given back once no
-// process has it open; of one that may not, when the last process closes it. Data and descriptors
+// process has any of it; of one that may not, when the last process closes it. Data and descriptors
 // are read without a lock; the rest is not thread-safe: the tier's lock covers it.
 class InheritedSlabs {
  public:
@@ -39,6 +41,11 @@ class InheritedSlabs {
   uint32_t first_region() const { return first_region_; }
   std::byte* data(uint32_t region) const { return slabs_[region - first_region_].mapping.data(); }
   uint32_t share(uint32_t region) const { return slabs_[region - first_region_].share; }
+  // False for a slab that was given up, too.
+  bool Shrinks(uint32_t region) const {
+    const Inherited& slab = slabs_[region - first_region_];
+    return slab.held && slab.shrinks;
+  }
   // Another descriptor of a slab, for reading only. kNotFound: it was given up.
   absl::StatusOr<UniqueFd> OpenReader(uint32_t region) const;
   // The descriptor that the process before handed over, for the next one.
@@ -58,11 +65,21 @@ class InheritedSlabs {
   uint64_t used_bytes(uint32_t region) const { return slabs_[region - first_region_].used_bytes; }
   // Unmaps a slab without slots in use.
   absl::Status GiveUp(uint32_t region);
-  // Files of slabs that were given up and that processes may still have open, for GiveBackUnread;
-  // those that they have go back.
-  std::vector<UniqueFd> TakeLeaving() { return std::exchange(leaving_, {}); }
-  void PutLeaving(std::vector<UniqueFd> files) { leaving_ = std::move(files); }
-  uint64_t leaving_bytes() const { return leaving_.size() * slab_bytes_; }
+
+  // The file of a slab that crumbd uses no more, which may shrink, and whose memory other processes
+  // may still have.
+  struct Leaving {
+    UniqueFd file;
+    uint32_t share = kMixed;
+    TimePoint retry = TimePoint::min();  // when GiveBackUnread may be called with it again
+  };
+  // Adds a file of `slab_bytes` that the process before gave up. Its memory stays uncounted if this
+  // process cannot give it back (another size, other seals or another owner): false.
+  bool AddLeaving(UniqueFd file, uint64_t slab_bytes, uint32_t share);
+  // The caller passes them to GiveBackUnread, and those whose memory is not free to PutLeaving.
+  std::vector<Leaving> TakeLeaving() { return std::exchange(leaving_, {}); }
+  void PutLeaving(std::vector<Leaving> slabs) { leaving_ = std::move(slabs); }
+  const std::vector<Leaving>& leaving() const { return leaving_; }
 
   uint64_t held_bytes() const { return held_bytes_; }  // of slabs not given up
   uint64_t used_bytes() const { return used_bytes_; }
@@ -87,14 +104,14 @@ class InheritedSlabs {
   uint64_t slab_bytes_ = 0;
   std::vector<Inherited> slabs_;
   UniqueFd nothing_;  // what takes the place of a slab that was given up
-  // Files that may shrink of slabs that were given up: an O_PATH descriptor elsewhere would keep
-  // their memory.
-  std::vector<UniqueFd> leaving_;
+  // Until the kernel shows that their memory is free: a descriptor elsewhere would keep it.
+  std::vector<Leaving> leaving_;
   uint64_t held_bytes_ = 0;
   uint64_t used_bytes_ = 0;
 };
 
-// Gives the memory of a slab's file back if no process reads it. False: one does.
-bool GiveBackUnread(const UniqueFd& file);
+// Gives the memory of a slab's file back if no other process has any of it, as
+// SlabMemory::TryDrop does. Blocks up to 200 ms when pages are pinned.
+SlabMemory::Drop GiveBackUnread(const UniqueFd& file);
 
 }  // namespace crumb::storage

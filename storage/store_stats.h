@@ -63,8 +63,10 @@ struct StoreStats {
   uint64_t slabs_closing = 0;         // whose pages leave for another tenant
   uint64_t slabs_gone = 0;            // empty, and maybe mapped still by those who had them
   uint64_t slab_moves = 0;            // from one tenant to another
+  uint64_t slabs_kept = 0;            // given up after a takeover, and kept by processes
   uint64_t slabs_revoked = 0;         // taken from processes that did not let them go
   uint64_t slab_renewals_failed = 0;  // for want of memory
+  uint64_t slab_pinned_checks = 0;    // that found pages of a slab pinned
   double oldest_lease_seconds = 0;
   uint64_t durable_pages = 0;
   uint64_t dedup_bytes = 0;

@@ -301,10 +301,13 @@ void AddGauges(Families& families, const Scrape& scrape) {
   }
   for (const auto& [state, slabs] :
        {std::pair{"owned", store.slabs_owned}, std::pair{"closing", store.slabs_closing},
-        std::pair{"gone", store.slabs_gone}}) {
+        std::pair{"gone", store.slabs_gone}, std::pair{"kept", store.slabs_kept}}) {
     families.Gauge("crumb_slabs", "Slabs of host memory by state.", static_cast<double>(slabs),
                    {{"state", state}});
   }
+  families.Counter("crumb_slab_pinned_checks_total",
+                   "Looks at slabs that were given up which found pages of them pinned.",
+                   static_cast<double>(store.slab_pinned_checks));
   families.Counter("crumb_slab_moves_total", "Slabs that went from one tenant to another.",
                    static_cast<double>(store.slab_moves));
   families.Counter("crumb_slabs_revoked_total",
