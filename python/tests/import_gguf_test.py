@@ -5,6 +5,7 @@
 import json
 import pathlib
 import random
+import struct
 import subprocess
 import sys
 import tempfile
@@ -350,6 +351,39 @@ class ImportGgufTest(unittest.TestCase):
             except import_gguf.GgufError:
                 refused += 1
         self.assertGreaterEqual(refused, 6)
+
+    def test_small_files_that_name_large_amounts_end_at_once(self):
+        def text(value):
+            return struct.pack("<Q", len(value)) + value.encode()
+
+        def size(name, value):
+            return text("llama." + name) + struct.pack("<II", 4, value)
+
+        def file(fields, tensors=()):
+            fields = [text("general.architecture") + struct.pack("<I", 8) + text("llama"), *fields]
+            head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields))
+            data = head + b"".join(fields) + b"".join(tensors)
+            return data + bytes(-len(data) % 32) + bytes(4 * HIDDEN * 4)
+
+        sizes = [size("attention.head_count", HEADS), *(size(name, HIDDEN) for name in (
+            "embedding_length", "feed_forward_length", "context_length"))]
+        sizes.append(text("llama.attention.layer_norm_rms_epsilon") + struct.pack("<If", 6, 1e-5))
+        words = text("token_embd.weight") + struct.pack("<IQQIQ", 2, HIDDEN, 4, 0, 0)
+        frequencies = text("rope_freqs.weight") + struct.pack("<IQIQ", 1, 0, 0, 0)
+        hostile = {
+            "ends in its metadata": file([text("x") + struct.pack("<IIQ", 9, 0, 1 << 40)]),
+            "llama.block_count is 16777216, the file has 1 tensors": file(
+                [size("block_count", 1 << 24), *sizes], [words]),
+            "rope_freqs.weight": file([size("block_count", 1), *sizes], [words, frequencies])}
+        for message, data in hostile.items():
+            self.file.write_bytes(data)
+            # A process of its own, which has an end.
+            done = subprocess.run(
+                [sys.executable, import_gguf.__file__, str(self.file), str(self.model)],
+                capture_output=True, text=True, timeout=120, check=False)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn(message, done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
 
     def test_progress_and_folders_with_files(self):
         seen = []

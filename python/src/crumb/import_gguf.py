@@ -7,8 +7,8 @@
 The folder has config.json, generation_config.json, model.safetensors, tokenizer.json and
 tokenizer_config.json, which crumb-tiny-lm, `crumb calibrate` and transformers read. Models of the
 Llama, Qwen2 and Qwen3 families with a byte-level BPE vocabulary are converted; every other file is
-refused with a message. Needs the packages gguf and numpy (pip install crumb-kv[gguf]) and nothing
-else of this package, so it also runs as a program from a source tree.
+refused with a message. Needs the packages gguf and numpy (pip install crumb-kv[gguf]) and no
+library of this package, so it also runs as a program from a source tree.
 """
 
 import argparse
@@ -18,6 +18,12 @@ import os
 import pathlib
 import sys
 from typing import Any, BinaryIO, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+try:
+    from crumb._gguf_bytes import GgufError, check_lengths, encoded
+except ImportError:  # it runs as a program from a source tree
+    from _gguf_bytes import (  # type: ignore[import-not-found,no-redef]
+        GgufError, check_lengths, encoded)
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM",
                  "qwen3": "Qwen3ForCausalLM"}
@@ -44,10 +50,6 @@ LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0
           "original_max_position_embeddings": 8192}
 
 Progress = Callable[[int, int, str], None]
-
-
-class GgufError(ValueError):
-    """The GGUF file is damaged, or needs a feature that is not supported; the text says which."""
 
 
 class _Target(NamedTuple):
@@ -87,9 +89,12 @@ class _File:
             raise GgufError(f"the package gguf is needed: pip install gguf ({error})") from error
         self._gguf = gguf
         try:
+            check_lengths(path)
             reader = gguf.GGUFReader(path)
             self.fields = {name: field.contents() for name, field in reader.fields.items()}
             self.tensors = {tensor.name: tensor for tensor in reader.tensors}
+        except GgufError:
+            raise
         except OSError as error:
             raise GgufError(f"{error.strerror or error}") from error
         # The reader checks little: damaged files end in whatever NumPy raises.
@@ -203,7 +208,7 @@ def _rope_scaling(file: _File, head_dim: int) -> Optional[Dict[str, Any]]:
     kind = file.text(prefix + "type", "none")
     if "rope_freqs.weight" in file.tensors:
         factors = file.floats("rope_freqs.weight").reshape(-1).tolist()
-        found = round(max(factors), 3)
+        found = round(max(factors, default=1.0), 3)
         expected = _llama3_factors(found, file.number("rope.freq_base", 10000.0), head_dim)
         if kind not in ("none", "llama3") or len(factors) != len(expected) or any(
                 abs(a - b) > 1e-3 * b for a, b in zip(factors, expected)):
@@ -246,6 +251,9 @@ def _config(file: _File) -> Dict[str, Any]:
     """The fields of config.json."""
     head_dim, heads = _head_dim(file), file.size("attention.head_count")
     layers, vocabulary = file.size("block_count"), file.shape("token_embd.weight")[0]
+    if layers > len(file.tensors):
+        raise GgufError(f"{file.architecture}.block_count is {layers}, the file has "
+                        f"{len(file.tensors)} tensors")
     scaling = _rope_scaling(file, head_dim)
     return {
         "architectures": [ARCHITECTURES[file.architecture]],
@@ -323,21 +331,6 @@ def _turned_back(values: Any, heads: int) -> Any:
     return rows.swapaxes(1, 2).reshape(values.shape)
 
 
-def _encoded(values: Any, dtype: str) -> bytes:
-    import numpy
-    if dtype == "F32":
-        return bytes(values.astype("<f4").tobytes())
-    if dtype == "F16":
-        with numpy.errstate(over="ignore"):
-            halves = values.astype("<f2")
-        if not numpy.isfinite(halves).all():
-            raise GgufError("a tensor has values beyond those of f16; use --dtype bf16 or f32")
-        return bytes(halves.tobytes())
-    bits = numpy.ascontiguousarray(values, dtype="<f4").view("<u4")
-    rounded = bits + 0x7fff + ((bits >> 16) & 1)  # to nearest, ties to even
-    return bytes((rounded >> 16).astype("<u2").tobytes())
-
-
 def _write_tensors(file: _File, targets: Dict[str, _Target], dtype: str, out: BinaryIO,
                    progress: Progress) -> None:
     header: Dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -355,7 +348,7 @@ def _write_tensors(file: _File, targets: Dict[str, _Target], dtype: str, out: Bi
         values = file.floats(target.source)
         if target.heads:
             values = _turned_back(values, target.heads)
-        out.write(_encoded(values, header[name]["dtype"]))
+        out.write(encoded(values, header[name]["dtype"]))
     progress(len(targets), len(targets), "")
 
 
