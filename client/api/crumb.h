@@ -27,7 +27,7 @@ extern "C" {
 #define CRUMB_API
 #endif
 
-#define CRUMB_ABI_VERSION 4
+#define CRUMB_ABI_VERSION 5
 #define CRUMB_PAGE_TOKENS 64
 #define CRUMB_KEY_BYTES 32
 
@@ -47,7 +47,7 @@ typedef int32_t crumb_code;
 
 /* Returns the CRUMB_ABI_VERSION of the loaded library, which supports this header if the header's
  * version is not higher. Version 2 added device workers, version 3 statistics and transfers,
- * version 4 transfers of caches in device memory. */
+ * version 4 transfers of caches in device memory, version 5 attention over an engine's blocks. */
 CRUMB_API uint32_t crumb_abi_version(void);
 /* Returns the text of this thread's last error, or "". Valid until the thread's next call. */
 CRUMB_API const char* crumb_message(void);
@@ -451,6 +451,91 @@ CRUMB_API void crumb_page_store_close(crumb_page_store* store);
 CRUMB_API crumb_code crumb_transfer_wait_published(crumb_transfer* transfer, uint32_t timeout_ms);
 CRUMB_API crumb_code crumb_transfer_read_counters(crumb_transfer* transfer,
                                                   crumb_worker_counters* out);
+
+/* -- Blocks: attention for engines that allocate INT2 blocks themselves ----------------------- */
+
+/* Since version 5. For engines whose own block pool holds the INT2 tiles. All blocks have one size:
+ * per layer, an INT2 tile for each KV head. A history block holds the tiles of 64 tokens, and is
+ * the fragment that crumbd stores. Beside them a request has a fixed number of blocks for BF16
+ * rows: of its first 64 tokens (sink blocks) and of its latest (recent blocks). No state is kept
+ * outside of the blocks.
+ *
+ * The token at position p attends the first 64 tokens in BF16, positions up to the last multiple of
+ * 64 that is at least recent_tokens (256) back in INT2, and BF16 rows behind it, in prompts and in
+ * decoding alike: results do not depend on how a prompt is cut into chunks. The tile of a window is
+ * written when its 64 tokens are complete.
+ *
+ * The first recent block of a new request must be zero. A request may begin with a number of
+ * computed tokens that is a multiple of 64 (a prefix hit): their history blocks and all sink blocks
+ * are valid then, and all of them except the sink are attended in INT2. */
+
+typedef struct crumb_block_attention crumb_block_attention;
+
+typedef struct crumb_block_geometry {
+  size_t size;             /* set by the caller; members beyond it are not written */
+  uint32_t tile_bytes;     /* of 64 tokens of one KV head, K and V */
+  uint32_t rows_per_block; /* BF16 rows (K and V) for each KV head that a block has room for */
+  uint32_t sink_blocks;    /* per request */
+  uint32_t recent_blocks;  /* per request */
+} crumb_block_geometry;
+
+/* Computes the geometry from head_dim, group_size and recent_tokens. */
+CRUMB_API crumb_code crumb_block_geometry_of(const crumb_worker_options* options,
+                                             crumb_block_geometry* out);
+/* Takes the options of a worker; those about pages and publishing are not used. */
+CRUMB_API crumb_code crumb_block_attention_open(const crumb_worker_options* options,
+                                                crumb_block_attention** out);
+/* `attention` may be NULL. */
+CRUMB_API void crumb_block_attention_close(crumb_block_attention* attention);
+
+/* One layer's part of the pool: block b of a group begins at its base + b * block_stride bytes. The
+ * groups may share their memory. */
+typedef struct crumb_block_pool {
+  size_t size;
+  void* history;
+  void* sink;
+  void* recent;
+  int64_t block_stride;
+  uint64_t blocks;
+} crumb_block_pool;
+
+/* The requests of one step. Block ids of request s begin at table + s * stride. */
+typedef struct crumb_block_batch {
+  size_t size;
+  uint32_t requests;
+  const int32_t* query_start; /* [requests + 1] first fresh token of each request */
+  const int32_t* lengths;     /* [requests] tokens with the fresh ones */
+  const int32_t* history;     /* tables */
+  const int32_t* sink;
+  const int32_t* recent;
+  int64_t history_stride; /* entries */
+  int64_t sink_stride;
+  int64_t recent_stride;
+} crumb_block_batch;
+
+/* The fresh tokens of all requests, in bf16. q, out [tokens, q_heads, head_dim]; k, v [tokens,
+ * kv_heads, head_dim]. Strides are elements between two tokens. */
+typedef struct crumb_block_rows {
+  size_t size;
+  const void* q;
+  const void* k;
+  const void* v;
+  void* out;
+  int64_t q_stride;
+  int64_t k_stride;
+  int64_t v_stride;
+  int64_t out_stride;
+} crumb_block_rows;
+
+/* Stores the rows of one layer of a step and computes the attention of its fresh tokens, in host
+ * memory and on the calling thread (or with parallel_for). Thread-safe for calls that have no block
+ * in common. CRUMB_INVALID_ARGUMENT: a block id is outside the pool, or there are too few;
+ * CRUMB_FAILED_PRECONDITION: rows of earlier tokens are missing, because a first recent block was
+ * not zero. */
+CRUMB_API crumb_code crumb_block_attend(crumb_block_attention* attention, uint32_t layer,
+                                        const crumb_block_pool* pool,
+                                        const crumb_block_batch* batch,
+                                        const crumb_block_rows* rows);
 
 /* -- Device worker: the KV cache in the memory of one GPU ------------------------------------- */
 

@@ -1,5 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
+#include "client/c_api/blocks.h"
 #include "client/c_api/core_table.h"
 #include "client/c_api/devices.h"
 #include "client/c_api/handles.h"
@@ -86,6 +87,10 @@ const crumb_core_table* crumb_core() {
       .page_store_close = PageStoreClose,
       .transfer_wait_published = TransferWaitPublished,
       .transfer_read_counters = TransferReadCounters,
+      .block_geometry_of = GeometryOfBlocks,
+      .block_attention_open = BlockAttentionOpen,
+      .block_attention_close = BlockAttentionClose,
+      .block_attend = BlockAttend,
       .device_open = DeviceOpen,
       .device_close = DeviceClose,
       .device_worker_open = DeviceWorkerOpen,

@@ -74,6 +74,11 @@ typedef struct crumb_core_table {
   void (*page_store_close)(crumb_page_store*);
   crumb_code (*transfer_wait_published)(crumb_transfer*, uint32_t);
   crumb_code (*transfer_read_counters)(crumb_transfer*, crumb_worker_counters*);
+  crumb_code (*block_geometry_of)(const crumb_worker_options*, crumb_block_geometry*);
+  crumb_code (*block_attention_open)(const crumb_worker_options*, crumb_block_attention**);
+  void (*block_attention_close)(crumb_block_attention*);
+  crumb_code (*block_attend)(crumb_block_attention*, uint32_t, const crumb_block_pool*,
+                             const crumb_block_batch*, const crumb_block_rows*);
   crumb_code (*device_open)(const char*, uint32_t, crumb_device**);
   void (*device_close)(crumb_device*);
   crumb_code (*device_worker_open)(crumb_client*, crumb_device*, const crumb_worker_options*,

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "crumb.h"
+#include "crumb/block_attention.h"
 #include "crumb/client.h"
 #include "crumb/device_worker.h"
 #include "crumb/transfer.h"
@@ -47,6 +48,10 @@ struct crumb_page_load {
 struct crumb_page_store {
   crumb_transfer parts;
   std::unique_ptr<crumb::client::PageStore> store;
+};
+
+struct crumb_block_attention {
+  std::unique_ptr<crumb::client::BlockAttention> attention;
 };
 
 struct crumb_device {

@@ -261,6 +261,23 @@ crumb_code crumb_transfer_read_counters(crumb_transfer* transfer, crumb_worker_c
   return CRUMB_HANDED(transfer, core->transfer_read_counters(transfer, out));
 }
 
+/* Blocks. */
+crumb_code crumb_block_geometry_of(const crumb_worker_options* options, crumb_block_geometry* out) {
+  return Ready() ? core->block_geometry_of(options, out) : CRUMB_UNAVAILABLE;
+}
+crumb_code crumb_block_attention_open(const crumb_worker_options* options,
+                                      crumb_block_attention** out) {
+  return Ready() ? core->block_attention_open(options, out) : CRUMB_UNAVAILABLE;
+}
+void crumb_block_attention_close(crumb_block_attention* attention) {
+  if (attention != NULL) core->block_attention_close(attention);
+}
+crumb_code crumb_block_attend(crumb_block_attention* attention, uint32_t layer,
+                              const crumb_block_pool* pool, const crumb_block_batch* batch,
+                              const crumb_block_rows* rows) {
+  return CRUMB_HANDED(attention, core->block_attend(attention, layer, pool, batch, rows));
+}
+
 /* Device workers. */
 crumb_code crumb_device_open(const char* back_end, uint32_t ordinal, crumb_device** out) {
   return Ready() ? core->device_open(back_end, ordinal, out) : CRUMB_UNAVAILABLE;

@@ -112,6 +112,15 @@ uint32_t CpuBackend::StoreTile(const WindowRows& rows, int layer, int head,
   return StoreTile(rows, static_cast<int>(page.position) * kPageTokens, layer, head, page);
 }
 
+uint32_t CpuBackend::StoreTiles(const std::function<WindowRows(int head)>& rows_of, int layer,
+                                const Page& page) const {
+  std::atomic<uint32_t> status{0};
+  Parallel(options_.own_kv_heads(), [&](int head) {
+    status.fetch_or(StoreTile(rows_of(head), layer, head, page), std::memory_order_relaxed);
+  });
+  return status.load();
+}
+
 void CpuBackend::ReadTile(const Page& page, int layer, int head, Bf16* k, Bf16* v) const {
   const size_t elements = size_t{kPageTokens} * options_.head_dim;
   std::byte* const tile = page.layer(layer) + page.tile_bytes * head;
@@ -152,27 +161,24 @@ QualitySample CpuBackend::Measure(const WindowRows& rows, int position, int laye
 
 kernels::AttentionParams CpuBackend::ParamsOf(const AttentionCall& call) const {
   kernels::AttentionParams params;
-  const int64_t dim = options_.head_dim;
   params.shape = options_.tile_shape();
   params.history_format = call.history_format;
   params.kv_heads = options_.own_kv_heads();
   params.q_heads = options_.own_q_heads();
   params.sink_tokens = call.sink_tokens;
-  if (call.sink_tokens > 0) {
-    params.sink_k = reinterpret_cast<const Bf16*>(call.sink->layer(call.layer));
-    params.sink_v = params.sink_k + kPageTokens * dim;
-    params.sink_head_stride = static_cast<int64_t>(call.sink->tile_bytes / sizeof(Bf16));
-    params.sink_token_stride = dim;
-  }
+  params.sink_k = call.sink.k;
+  params.sink_v = call.sink.v;
+  params.sink_head_stride = call.sink.head_stride;
+  params.sink_token_stride = call.sink.token_stride;
   params.pages = static_cast<int>(call.pages.size());
   params.page_address = call.pages.data();
   params.page_head_stride = static_cast<int64_t>(params.shape.bytes(call.history_format));
-  params.recent_begin = call.rows->capacity() == 0 ? 0 : call.rows->slot(call.recent_begin);
-  params.recent_capacity = call.rows->capacity();
-  params.recent_k = call.rows->k(call.layer);
-  params.recent_v = call.rows->v(call.layer);
-  params.recent_head_stride = call.rows->head_stride();
-  params.recent_token_stride = call.rows->token_stride();
+  params.recent_begin = call.recent_begin;
+  params.recent_capacity = call.recent_capacity;
+  params.recent_k = call.recent.k;
+  params.recent_v = call.recent.v;
+  params.recent_head_stride = call.recent.head_stride;
+  params.recent_token_stride = call.recent.token_stride;
   if (call.history_format == PageFormat::kInt2) {
     const RotationSet::Layer& data = *layers_[call.layer];
     params.rotation_k = data.rotation_k();

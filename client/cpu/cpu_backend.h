@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -18,20 +19,30 @@
 
 namespace crumb::client {
 
+// BF16 rows of one layer. The row of KV head h and token t lies at h * head_stride + t *
+// token_stride, in elements; a ring wraps t around.
+struct LayerRows {
+  const kernels::Bf16* k = nullptr;
+  const kernels::Bf16* v = nullptr;
+  int64_t head_stride = 0;
+  int64_t token_stride = 0;
+};
+
 // The inputs and output of attention of one layer. The fresh tokens attend sink_tokens rows of
-// `sink`, then all `pages`, then recent_tokens rows from position recent_begin on, of which the
-// last q_tokens are their own.
+// `sink`, then all `pages`, then recent_tokens rows of the ring `recent`, of which the last
+// q_tokens are their own.
 struct AttentionCall {
   int layer = 0;
   int q_tokens = 0;
   const kernels::Bf16* q = nullptr;  // [q_tokens, q_heads, head_dim]
   float* out = nullptr;              // [q_tokens, q_heads, head_dim]
-  const Page* sink = nullptr;        // in BF16; null if sink_tokens is 0
+  LayerRows sink;
   int sink_tokens = 0;
   std::span<const uint64_t> pages;  // address of each page's first tile of this layer
   kernels::PageFormat history_format = kernels::PageFormat::kInt2;
-  const RecentRows* rows = nullptr;
-  int recent_begin = 0;
+  LayerRows recent;
+  int recent_begin = 0;     // the ring's slot of the oldest recent token
+  int recent_capacity = 0;  // slots of the ring
   int recent_tokens = 0;
 };
 
@@ -57,6 +68,10 @@ class CpuBackend {
   // Fills the tile of one (layer, KV head) of `page`, whose position is set, from `rows`, whose
   // stride is head_dim. Returns kernels::kStatus bits.
   uint32_t StoreTile(const WindowRows& rows, int layer, int head, const Page& page) const;
+
+  // Fills the tiles of all KV heads of one layer of `page`. `rows_of` returns the rows of a head.
+  uint32_t StoreTiles(const std::function<WindowRows(int head)>& rows_of, int layer,
+                      const Page& page) const;
 
   // Dequantizes the tile of one (layer, KV head) of `page` to rows in the model's basis: the values
   // that a kernel attending the page uses, rounded to BF16. k, v out [64, head_dim].

@@ -269,12 +269,21 @@ absl::Status CpuSequence::AttendPart(int layer, int first, int last, int history
   call.q_tokens = last - first;
   call.q = q + skip;
   call.out = out + skip;
-  call.sink = pages_[0].get();
+  const Page& sink = *pages_[0];
+  const int64_t dim = parts_.options.head_dim;
+  call.sink.k = reinterpret_cast<const Bf16*>(sink.layer(layer));
+  call.sink.v = call.sink.k + kPageTokens * dim;
+  call.sink.head_stride = static_cast<int64_t>(sink.tile_bytes / sizeof(Bf16));
+  call.sink.token_stride = dim;
   call.sink_tokens = std::min(kPageTokens, end);
   call.pages = addresses_;
   call.history_format = keyspace_->history_format;
-  call.rows = &rows_;
-  call.recent_begin = history_end;
+  call.recent = {.k = rows_.k(layer),
+                 .v = rows_.v(layer),
+                 .head_stride = rows_.head_stride(),
+                 .token_stride = rows_.token_stride()};
+  call.recent_begin = rows_.capacity() == 0 ? 0 : rows_.slot(history_end);
+  call.recent_capacity = rows_.capacity();
   call.recent_tokens = std::max(0, end - history_end);
   return parts_.backend.Attend(call);
 }

@@ -1,0 +1,133 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "crumb/worker_options.h"
+
+namespace crumb::client {
+
+class CpuBackend;
+struct AttentionCall;
+
+// BlockGeometry says how the cache of one request fills an engine's blocks. All blocks have one
+// size: per layer, an INT2 tile for each KV head, head by head.
+//
+// - A history block holds the tiles of 64 tokens. It is the fragment that crumbd stores.
+// - Sink and recent blocks hold BF16 rows, `rows_per_block` for each KV head in the tile's place: a
+//   row is K and behind it V of one token. The row of position p < 64 is row p of the request's
+//   sink blocks. Row 0 of its recent blocks is a header; the row of position p >= 64 is row 1 +
+//   (p - 64) % (recent_rows() - 1).
+struct BlockGeometry {
+  int tile_bytes = 0;
+  int rows_per_block = 0;
+  int sink_blocks = 0;    // per request
+  int recent_blocks = 0;  // per request
+  int recent_rows() const { return rows_per_block * recent_blocks; }
+  int recent_capacity() const { return recent_rows() - 1; }
+};
+
+// Returns the geometry of a model. REQUIRES: options are valid.
+BlockGeometry BlockGeometryOf(const WorkerOptions& options);
+
+// One group's block ids of every request: those of request s begin at blocks[s * stride].
+struct BlockTable {
+  const int32_t* blocks = nullptr;
+  int64_t stride = 0;  // entries per request; ids behind the last are never read
+};
+
+// The memory of one layer: block b of each group begins at base + b * block_stride. The groups of
+// an engine may share their memory or have their own.
+struct BlockPool {
+  std::byte* history = nullptr;
+  std::byte* sink = nullptr;
+  std::byte* recent = nullptr;
+  int64_t block_stride = 0;  // bytes
+  int64_t blocks = 0;
+};
+
+// The requests of one step, which may mix prompts and decoding requests.
+struct BlockBatch {
+  int requests = 0;
+  const int32_t* query_start = nullptr;  // [requests + 1] first fresh token of each request
+  const int32_t* lengths = nullptr;      // [requests] tokens with the fresh ones
+  BlockTable history;
+  BlockTable sink;
+  BlockTable recent;
+};
+
+// Rows of the fresh tokens of all requests, one behind the other; strides are elements between two
+// tokens. q, out [tokens, q_heads, head_dim]; k, v [tokens, kv_heads, head_dim]
+struct FreshRows {
+  const kernels::Bf16* q = nullptr;
+  const kernels::Bf16* k = nullptr;
+  const kernels::Bf16* v = nullptr;
+  kernels::Bf16* out = nullptr;
+  int64_t q_stride = 0;
+  int64_t k_stride = 0;
+  int64_t v_stride = 0;
+  int64_t out_stride = 0;
+};
+
+// BlockAttention computes attention for an engine that allocates the blocks of its KV cache itself.
+// It keeps no state of requests: everything is in their blocks.
+//
+// The token at position p attends the sink, history blocks up to the last position that is a
+// multiple of 64 and at least options.recent_tokens (256) tokens back, and BF16 rows behind it.
+// This holds for prompts and decoding alike, so results do not depend on how a prompt is cut into
+// chunks. A window's tile is written when its 64 tokens are complete, while its rows are still
+// recent, so that a full history block can be shared at once.
+//
+// A request that begins with h > 0 computed tokens (a prefix hit: h is a multiple of 64) has valid
+// history blocks for positions [64, h) and valid sink blocks. It has no recent rows for them:
+// tokens behind h attend all positions in [64, h) as INT2. Callers leave the last
+// options.recent_tokens tokens of a prompt out of a hit.
+//
+// REQUIRES of the engine: the first recent block of a new request is zero; the bytes of other new
+// blocks do not matter. A request whose blocks were freed begins anew. Thread-safe for calls that
+// have no block in common.
+class BlockAttention {
+ public:
+  // kInvalidArgument names the option that is wrong.
+  static absl::StatusOr<std::unique_ptr<BlockAttention>> Open(const WorkerOptions& options);
+  ~BlockAttention();
+
+  const BlockGeometry& geometry() const { return geometry_; }
+
+  // Stores the fresh rows of one layer and computes attention of the fresh tokens. `layer` counts
+  // from this rank's first. kInvalidArgument: a block id is outside the pool, or a hit is no
+  // multiple of 64; kFailedPrecondition: rows of earlier tokens are missing, because a request went
+  // back by too many tokens or a first recent block was not zero. Requests in front of the one at
+  // fault may have been computed.
+  absl::Status Attend(int layer, const BlockPool& pool, const BlockBatch& batch,
+                      const FreshRows& rows) const;
+
+ private:
+  struct Request;
+  class GatheredRows;
+
+  explicit BlockAttention(const WorkerOptions& options);
+  absl::Status Check(int layer, const BlockPool& pool, const BlockBatch& batch) const;
+  absl::StatusOr<Request> RequestOf(const BlockPool& pool, const BlockBatch& batch,
+                                    int index) const;
+  absl::Status ReadHeader(const BlockPool& pool, Request& request) const;
+  absl::Status AttendRequest(int layer, const BlockPool& pool, const Request& request,
+                             const FreshRows& rows) const;
+  absl::Status AttendTokens(AttentionCall& call, int64_t first, const FreshRows& rows) const;
+  int HistoryEnd(const Request& request, int position) const;
+  int RecentRow(int position) const;
+  void Gather(const BlockPool& pool, const Request& request, const FreshRows& rows,
+              GatheredRows& gathered) const;
+  void StoreRows(const BlockPool& pool, const Request& request, const FreshRows& rows) const;
+
+  const WorkerOptions options_;
+  const BlockGeometry geometry_;
+  const std::unique_ptr<CpuBackend> backend_;
+};
+
+}  // namespace crumb::client

@@ -1,0 +1,230 @@
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""The attention backend: vLLM's pool holds INT2 tiles, and Crumb's kernels compute on them."""
+
+import dataclasses
+from typing import Any, ClassVar, Dict, List, Optional, Tuple
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.forward_context import get_forward_context
+from vllm.logger import init_logger
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.attention.backend import (AttentionBackend, AttentionImpl, AttentionMetadataBuilder,
+                                       AttentionType)
+from vllm.v1.kv_cache_interface import KVCacheLayout, replace_as
+
+from crumb import _engines
+from crumb.blocks import BlockAttention, BlockBatch, BlockPool, fresh_rows
+from crumb.errors import InvalidArgument
+from crumb.vllm_native.blocks_of_requests import (BLOCK_TOKENS, HistorySpec, RecentSpec, RowsSpec,
+                                                  SinkSpec)
+from crumb.vllm_native.model import (RECENT_TOKENS, check_supported, geometry_of, model_of,
+                                     rank_of)
+from crumb.worker import WorkerSettings
+
+logger = init_logger("vllm.crumb")
+
+
+@dataclasses.dataclass
+class GroupMetadata:
+    """One step of one group: block tables, and which fresh tokens are whose."""
+
+    requests: int
+    tokens: int
+    query_start: torch.Tensor  # [requests + 1] int32
+    lengths: torch.Tensor      # [requests] int32
+    block_table: torch.Tensor  # [requests, entries] int32
+    #: crumb_block_batch of the step, which the first layer makes
+    batch: Optional[Any] = None
+
+    def table(self) -> Tuple[int, int]:
+        """Address and entries between two requests."""
+        return self.block_table.data_ptr(), self.block_table.stride(0)
+
+
+class GroupMetadataBuilder(AttentionMetadataBuilder[GroupMetadata]):
+    """Makes the metadata of a group."""
+
+    def __init__(self, kv_cache_spec: Any, layer_names: List[str], vllm_config: Any,
+                 device: Any) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any,
+              fast_build: bool = False) -> GroupMetadata:
+        common = common_attn_metadata
+        table = common.block_table_tensor
+        if table.dtype != torch.int32 or table.stride(1) != 1:
+            table = table.to(torch.int32).contiguous()
+        return GroupMetadata(common.num_reqs, common.num_actual_tokens,
+                             common.query_start_loc.to(torch.int32).contiguous(),
+                             common.seq_lens.to(torch.int32).contiguous(), table)
+
+
+class _BlocksBackend(AttentionBackend):
+    """What the backends of all three groups have in common."""
+
+    supported_dtypes: ClassVar[List[torch.dtype]] = [torch.bfloat16]
+    supported_kv_cache_dtypes: ClassVar[List[str]] = ["auto", "bfloat16"]
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> List[int]:
+        return [BLOCK_TOKENS]
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> List[int]:
+        return [64, 128, 256]
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> Tuple[KVCacheLayout, ...]:
+        # A block is one contiguous fragment of all layers, with a tile for each KV head.
+        return (KVCacheLayout.BLHNC,)
+
+    @staticmethod
+    def get_builder_cls() -> type:
+        return GroupMetadataBuilder
+
+
+class RowsBackend(_BlocksBackend):
+    """Names the groups of BF16 rows, over which no layer attends by itself."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "CRUMB_ROWS"
+
+    @staticmethod
+    def get_impl_cls() -> Any:
+        raise NotImplementedError
+
+
+class Rows(AttentionLayerBase):
+    """Where vLLM binds the memory of a layer's sink or recent rows."""
+
+    def __init__(self, name: str, spec: RowsSpec) -> None:
+        self.name, self._spec = name, spec
+        self.kv_cache = torch.tensor([])
+
+    def get_attn_backend(self) -> Any:
+        return RowsBackend
+
+    def get_kv_cache_spec(self, vllm_config: Any) -> RowsSpec:
+        return self._spec
+
+
+class CrumbAttentionBackend(_BlocksBackend):
+    """Attention over INT2 history and BF16 rows."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type:
+        return CrumbAttentionImpl
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> HistorySpec:
+        if isinstance(spec, HistorySpec):
+            return spec
+        geometry = geometry_of(spec.head_size)
+        return replace_as(spec, HistorySpec, block_size=BLOCK_TOKENS, dtype=torch.uint8,
+                          state_content_bytes=geometry.tile_bytes // BLOCK_TOKENS,
+                          recent_tokens=RECENT_TOKENS)
+
+
+# Opened attention by what layers share; layers of one engine have one entry.
+_opened: Dict[Any, BlockAttention] = {}
+
+
+def _attention_of(vllm_config: Any, scale: float, soft_cap: float) -> BlockAttention:
+    model, rank = model_of(vllm_config), rank_of(vllm_config)
+    settings = WorkerSettings(recent_tokens=RECENT_TOKENS, scale=scale, soft_cap=soft_cap)
+    key = (id(vllm_config), scale, soft_cap)
+    if key not in _opened:
+        if model.rotation == "hadamard":
+            logger.info(_engines.HADAMARD_NOTE)
+        _opened[key] = BlockAttention(model, rank=rank, settings=settings)
+    return _opened[key]
+
+
+class CrumbAttentionImpl(AttentionImpl[GroupMetadata]):
+    """Attention of one layer."""
+
+    def __init__(self, num_heads: int, head_size: int, scale: float,
+                 num_kv_heads: Optional[int] = None, alibi_slopes: Optional[List[float]] = None,
+                 sliding_window: Optional[int] = None, kv_cache_dtype: str = "auto",
+                 logits_soft_cap: Optional[float] = None,
+                 attn_type: str = AttentionType.DECODER,
+                 kv_sharing_target_layer_name: Optional[str] = None, **more: Any) -> None:
+        config = get_current_vllm_config()
+        check_supported(config, head_size=head_size, sliding_window=sliding_window,
+                        alibi_slopes=alibi_slopes, attn_type=attn_type,
+                        shared_layer=kv_sharing_target_layer_name, more=more)
+        self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.kv_cache_dtype = kv_cache_dtype
+        self._attention = _attention_of(config, self.scale, float(logits_soft_cap or 0))
+        context = config.compilation_config.static_forward_context
+        self._layer = sum(name.startswith("crumb_recent.") for name in context)
+        geometry = geometry_of(head_size)
+        common = dict(block_size=BLOCK_TOKENS, num_kv_heads=self.num_kv_heads,
+                      head_size=head_size, dtype=torch.bfloat16,
+                      state_content_bytes=geometry.tile_bytes // BLOCK_TOKENS)
+        self._recent = Rows(f"crumb_recent.{self._layer}",
+                            RecentSpec(request_blocks=geometry.recent_blocks, **common))
+        self._sink = Rows(f"crumb_sink.{self._layer}",
+                          SinkSpec(request_blocks=geometry.sink_blocks, **common))
+        for rows in (self._recent, self._sink):
+            context[rows.name] = rows
+        self._tile_bytes = geometry.tile_bytes
+        self._pool: Any = None
+
+    def forward(self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                kv_cache: torch.Tensor, attn_metadata: Optional[GroupMetadata],
+                output: torch.Tensor, output_scale: Optional[torch.Tensor] = None,
+                output_block_scale: Optional[torch.Tensor] = None) -> torch.Tensor:
+        if output_scale is not None or output_block_scale is not None:
+            raise InvalidArgument("Crumb's attention writes BF16, not quantized output")
+        if attn_metadata is None:  # vLLM measures memory
+            return output
+        if self._pool is None or self._pool.history != kv_cache.data_ptr():
+            self._pool = self._pool_of(kv_cache)
+        self._attention.attend(
+            self._layer, self._pool, self._batch_of(attn_metadata),
+            fresh_rows(*(_rows(tensor) for tensor in (query, key, value, output))))
+        return output
+
+    def _pool_of(self, history: torch.Tensor) -> Any:
+        """crumb_block_pool of this layer."""
+        wanted = (self.num_kv_heads, BLOCK_TOKENS, self._tile_bytes // BLOCK_TOKENS)
+        inside = (self._tile_bytes, wanted[2], 1)
+        for cache in (history, self._sink.kv_cache, self._recent.kv_cache):
+            view = cache.view(torch.uint8)
+            if tuple(view.shape[1:]) != wanted or view.stride()[1:] != inside:
+                raise InvalidArgument(f"vLLM's cache has the shape {tuple(view.shape)} and strides "
+                                      f"{view.stride()}, which is no layout that Crumb knows")
+            if view.stride(0) != history.stride(0):
+                raise InvalidArgument("vLLM's groups have blocks of different sizes")
+        return BlockPool(history.data_ptr(), self._sink.kv_cache.data_ptr(),
+                         self._recent.kv_cache.data_ptr(), history.stride(0),
+                         history.shape[0]).struct()
+
+    def _batch_of(self, history: GroupMetadata) -> Any:
+        """crumb_block_batch of this step, which all layers share."""
+        if history.batch is None:
+            groups = get_forward_context().attn_metadata
+            history.batch = BlockBatch(
+                history.requests, history.query_start.data_ptr(), history.lengths.data_ptr(),
+                history.table(), groups[self._sink.name].table(),
+                groups[self._recent.name].table()).struct()
+        return history.batch
+
+
+def _rows(tensor: torch.Tensor) -> Tuple[int, int]:
+    """Address and elements between two tokens of [tokens, heads, head_dim] or [tokens, heads *
+    head_dim]."""
+    inner = tensor[0] if tensor.shape[0] else tensor
+    if tensor.dtype != torch.bfloat16 or not inner.is_contiguous():
+        raise InvalidArgument(f"rows must be BF16 with adjacent heads, not {tensor.dtype} of "
+                              f"strides {tensor.stride()}")
+    return tensor.data_ptr(), tensor.stride(0)

@@ -1,0 +1,82 @@
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""Describes vLLM's model by the names that Crumb uses, and refuses what it cannot serve."""
+
+import pathlib
+from typing import Any, Dict, Mapping, Optional
+
+from crumb import _engines
+from crumb.blocks import BlockGeometry, block_geometry
+from crumb.errors import InvalidArgument
+from crumb.worker import Model, Rank, WorkerSettings
+
+RECENT_TOKENS = 256
+# Names in --additional-config '{"crumb": {...}}'.
+OPTIONS = ("rotation", "model", "weights")
+
+
+def options_of(vllm_config: Any) -> Mapping[str, Any]:
+    """The options under "crumb" in --additional-config."""
+    given = vllm_config.additional_config
+    options: Dict[str, Any] = dict(given.get("crumb") or {}) if isinstance(given, dict) else {}
+    unknown = sorted(set(options) - set(OPTIONS))
+    if unknown:
+        raise InvalidArgument(f"--additional-config has unknown options under \"crumb\": "
+                              f"{', '.join(unknown)}; there are {', '.join(OPTIONS)}")
+    return options
+
+
+def geometry_of(head_size: int) -> BlockGeometry:
+    """How a request's cache fills blocks, which depends on the size of heads only."""
+    return block_geometry(
+        Model("geometry", "none", layers=1, kv_heads=1, q_heads=1, head_dim=head_size,
+              rotation="identity"), WorkerSettings(recent_tokens=RECENT_TOKENS))
+
+
+def rank_of(vllm_config: Any) -> Rank:
+    """This process's part of the model."""
+    parallel = vllm_config.parallel_config
+    return Rank(parallel.rank % parallel.tensor_parallel_size, parallel.tensor_parallel_size)
+
+
+def model_of(vllm_config: Any) -> Model:
+    """The model that blocks belong to."""
+    config, options = vllm_config.model_config, options_of(vllm_config)
+    return Model(
+        model=str(options.get("model") or pathlib.Path(str(config.model)).name),
+        weights=str(options.get("weights") or "not published"),
+        layers=config.get_total_num_hidden_layers(),
+        kv_heads=config.get_total_num_kv_heads(),
+        q_heads=config.hf_text_config.num_attention_heads,
+        head_dim=config.get_head_size(),
+        rotation=str(options.get("rotation") or "hadamard"),
+        rope=_engines.rope_of(config.hf_text_config))
+
+
+def check_supported(vllm_config: Any, *, head_size: int, sliding_window: Optional[int],
+                    alibi_slopes: Any, attn_type: str, shared_layer: Optional[str],
+                    more: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument with one sentence that names what the backend cannot serve."""
+    parallel = vllm_config.parallel_config
+    reasons = {
+        "a device other than the CPU: the CUDA kernels are not connected yet":
+            vllm_config.device_config.device_type != "cpu",
+        "a data type other than bfloat16 (start vLLM with --dtype bfloat16)":
+            str(vllm_config.model_config.dtype) != "torch.bfloat16",
+        "a quantized KV cache of vLLM (leave --kv-cache-dtype auto)":
+            vllm_config.cache_config.cache_dtype not in ("auto", "bfloat16"),
+        "heads of other sizes than 64, 128 and 256": head_size not in (64, 128, 256),
+        "layers with a sliding window": sliding_window is not None,
+        "ALiBi": alibi_slopes is not None,
+        "attention sinks": more.get("sinks") is not None,
+        "encoders": attn_type != "decoder",
+        "layers that share a KV cache": shared_layer is not None,
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "context parallelism": parallel.decode_context_parallel_size > 1,
+        "speculative decoding": vllm_config.speculative_config is not None,
+        "--disable-hybrid-kv-cache-manager":
+            bool(vllm_config.scheduler_config.disable_hybrid_kv_cache_manager),
+    }
+    for what, present in reasons.items():
+        if present:
+            raise InvalidArgument(f"Crumb's attention backend does not support {what}")
