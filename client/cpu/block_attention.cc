@@ -74,6 +74,7 @@ class BlockAttention::GatheredRows {
   }
 
   int begin() const { return begin_; }
+  int end() const { return begin_ + tokens_ - kPageTokens; }
   LayerRows sink() const { return From(0); }
   LayerRows recent() const { return From(kPageTokens); }
   WindowRows window(int position, int head) const {
@@ -236,11 +237,39 @@ int BlockAttention::HistoryEnd(const Request& request, int position) const {
 absl::Status BlockAttention::Attend(int layer, const BlockPool& pool, const BlockBatch& batch,
                                     const FreshRows& rows) const {
   CRUMB_RETURN_IF_ERROR(Check(layer, pool, batch));
+  std::vector<Request> requests;
   for (int i = 0; i < batch.requests; ++i) {
     CRUMB_ASSIGN_OR_RETURN(const Request request, RequestOf(pool, batch, i));
-    if (request.tokens > 0) CRUMB_RETURN_IF_ERROR(AttendRequest(layer, pool, request, rows));
+    if (request.tokens > 0) requests.push_back(request);
+  }
+  // Engines share blocks as soon as their tokens are scheduled: a request may attend what another
+  // one, anywhere in the batch, completes in this step.
+  for (const Request& request : requests) StoreShared(layer, pool, request, rows);
+  for (const Request& request : requests) {
+    CRUMB_RETURN_IF_ERROR(AttendRequest(layer, pool, request, rows));
   }
   return absl::OkStatus();
+}
+
+// Stores what other requests may read: rows of the sink, and tiles of the windows that are complete
+// with this step.
+void BlockAttention::StoreShared(int layer, const BlockPool& pool, const Request& request,
+                                 const FreshRows& rows) const {
+  StoreRows(pool, request, rows, request.begin, std::min(request.end, kPageTokens));
+  const int first = std::max(1, request.begin / kPageTokens);
+  const int last = request.end / kPageTokens;
+  if (first >= last) return;
+  GatheredRows gathered(first * kPageTokens, last * kPageTokens, options_.own_kv_heads(),
+                        options_.head_dim);
+  Gather(pool, request, rows, gathered);
+  Page page;
+  page.tile_bytes = geometry_.tile_bytes;
+  for (int w = first; w < last; ++w) {
+    page.position = static_cast<uint32_t>(w);
+    page.tiles = pool.history + pool.block_stride * request.history[w];
+    backend_->StoreTiles([&](int head) { return gathered.window(w * kPageTokens, head); }, layer,
+                         page);
+  }
 }
 
 absl::Status BlockAttention::AttendRequest(int layer, const BlockPool& pool, const Request& request,
@@ -248,16 +277,9 @@ absl::Status BlockAttention::AttendRequest(int layer, const BlockPool& pool, con
   GatheredRows gathered(HistoryEnd(request, request.begin), request.end, options_.own_kv_heads(),
                         options_.head_dim);
   Gather(pool, request, rows, gathered);
-  StoreRows(pool, request, rows);
-  // Windows that are complete with this step become tiles before later tokens attend them.
-  Page page;
-  page.tile_bytes = geometry_.tile_bytes;
-  for (int w = std::max(1, request.begin / kPageTokens); w < request.end / kPageTokens; ++w) {
-    page.position = static_cast<uint32_t>(w);
-    page.tiles = pool.history + pool.block_stride * request.history[w];
-    backend_->StoreTiles([&](int head) { return gathered.window(w * kPageTokens, head); }, layer,
-                         page);
-  }
+  // The latest rows, as many as there is room for. They replace rows that were gathered.
+  const int oldest = std::max(kPageTokens, request.end - geometry_.recent_capacity());
+  StoreRows(pool, request, rows, std::max(request.begin, oldest), request.end);
   std::vector<uint64_t> pages;
   for (int p = request.begin; p < request.end;) {
     // Tokens with the same history are attended together.
@@ -303,7 +325,7 @@ absl::Status BlockAttention::AttendTokens(AttentionCall& call, int64_t first,
   return absl::OkStatus();
 }
 
-// Copies the sink and all BF16 rows that the fresh tokens attend, in front of them and their own.
+// Copies the sink, and the rows of the positions that `gathered` has, from blocks and fresh rows.
 void BlockAttention::Gather(const BlockPool& pool, const Request& request, const FreshRows& rows,
                             GatheredRows& gathered) const {
   const int dim = options_.head_dim;
@@ -318,23 +340,22 @@ void BlockAttention::Gather(const BlockPool& pool, const Request& request, const
       const Bf16* const row = recent.row(RecentRow(p), head);
       gathered.Set(p, head, row, row + dim);
     }
-    for (int t = 0; t < request.tokens; ++t) {
-      const int64_t at = request.first + t;
-      gathered.Set(request.begin + t, head, rows.k + at * rows.k_stride + int64_t{head} * dim,
+    for (int p = request.begin; p < std::min(request.end, gathered.end()); ++p) {
+      if (p >= kPageTokens && p < gathered.begin()) continue;
+      const int64_t at = request.first + p - request.begin;
+      gathered.Set(p, head, rows.k + at * rows.k_stride + int64_t{head} * dim,
                    rows.v + at * rows.v_stride + int64_t{head} * dim);
     }
   }
 }
 
-// Stores the rows of the sink and the last rows that the ring has room for.
-void BlockAttention::StoreRows(const BlockPool& pool, const Request& request,
-                               const FreshRows& rows) const {
+// Stores the fresh rows of positions [begin, end), all of the sink or none.
+void BlockAttention::StoreRows(const BlockPool& pool, const Request& request, const FreshRows& rows,
+                               int begin, int end) const {
   const int dim = options_.head_dim;
   const PagedRowMemory sink(pool.sink, pool.block_stride, request.sink, geometry_, dim);
   const PagedRowMemory recent(pool.recent, pool.block_stride, request.recent, geometry_, dim);
-  const int oldest = request.end - geometry_.recent_capacity();
-  for (int p = request.begin; p < request.end; ++p) {
-    if (p >= kPageTokens && p < oldest) continue;
+  for (int p = begin; p < end; ++p) {
     const int64_t at = request.first + p - request.begin;
     for (int head = 0; head < options_.own_kv_heads(); ++head) {
       Bf16* const row = p < kPageTokens ? sink.row(p, head) : recent.row(RecentRow(p), head);

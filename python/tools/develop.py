@@ -9,6 +9,7 @@ of the build, where it was built. For development, and for machines without the 
 
 import argparse
 import pathlib
+import re
 
 import generate_abi
 
@@ -34,7 +35,22 @@ def stage(build, folder):
         link(library, package / "lib" / library.name)
     header = (ROOT / "client/api/crumb.h").read_text(encoding="utf-8")
     (package / "_abi.py").write_text(generate_abi.generate(header), encoding="utf-8")
+    write_entry_points(folder)
     return folder
+
+
+def write_entry_points(folder):
+    """Lets programs that look for plugins find those of pyproject.toml, as in an installed wheel."""
+    project = (ROOT / "python/pyproject.toml").read_text(encoding="utf-8")
+    groups = re.findall(r'^\[project\.entry-points\."(.+)"\]\n((?:[a-z_]+ = ".+"\n)+)', project,
+                        re.MULTILINE)
+    place = folder / "crumb_kv-0.dist-info"
+    place.mkdir(exist_ok=True)
+    (place / "METADATA").write_text("Metadata-Version: 2.1\nName: crumb-kv\nVersion: 0\n",
+                                    encoding="utf-8")
+    (place / "entry_points.txt").write_text(
+        "".join(f"[{name}]\n" + lines.replace('"', "") for name, lines in groups),
+        encoding="utf-8")
 
 
 def main():

@@ -6,11 +6,20 @@ vllm_engine.py MODEL [CONNECTOR_CONFIG [OPTIONS]]
 CONNECTOR_CONFIG is the JSON of kv_connector_extra_config; null: vLLM runs without connector.
 OPTIONS are arguments of vLLM's LLM as JSON. Each line of input is JSON: {"tokens": [...],
 "max_tokens": n, "salt": text or null, "lora": folder or null} and gets one line: {"tokens": [...],
-"cached": n, "seconds": x}. {"batch": [[...], ...], "max_tokens": n} generates for several prompts at once and gets
-{"seconds": x, "cached": [n, ...]}. {"reset": true} empties vLLM's own prefix cache, {"reset": "all"} resets the connector, too. Lines of output
-begin with "RESULT ", because vLLM prints to the same stream.
+"cached": n, "seconds": x}; with "margins": true it has "margins", too: by how much each token was
+more likely than the next one. Other lines:
+
+{"batch": [[...], ...], "max_tokens": n} generates for several prompts at once and gets {"seconds":
+x, "cached": [n, ...], "tokens": [[...], ...]}; with "cancel": [i, ...] these prompts are cancelled
+after 20 steps, and have no tokens. {"score": [...]} gets the logarithms of the probabilities of
+these tokens but the first as {"scores": [...]}. {"metrics": true} gets vLLM's counters as {"name":
+value} (with "disable_log_stats": false in OPTIONS). {"reset": true} empties vLLM's own prefix
+cache, {"reset": "all"} resets the connector, too.
+
+Lines of output begin with "RESULT ", because vLLM prints to the same stream.
 """
 
+import itertools
 import json
 import os
 import sys
@@ -26,17 +35,51 @@ from vllm import LLM, SamplingParams  # noqa: E402
 from vllm.config import KVTransferConfig  # noqa: E402
 from vllm.lora.request import LoRARequest  # noqa: E402
 
+CANCELLED_AFTER_STEPS = 20
+
 
 def answer(value):
     print("RESULT " + json.dumps(value), flush=True)
 
 
-def generate(engine, prompts, max_tokens, lora=None):
+def generate(engine, prompts, max_tokens, lora=None, logprobs=None):
     begin = time.monotonic()
     results = engine.generate(prompts, SamplingParams(max_tokens=max_tokens, temperature=0,
-                                                      ignore_eos=True, detokenize=False),
+                                                      ignore_eos=True, detokenize=False,
+                                                      logprobs=logprobs),
                               use_tqdm=False, lora_request=lora)
     return results, time.monotonic() - begin
+
+
+def generate_some(engine, prompts, wanted):
+    """The tokens of each prompt, None for those that are cancelled."""
+    inner, tokens = engine.llm_engine, [None] * len(prompts)
+    for number, prompt in enumerate(prompts):
+        inner.add_request(str(number), prompt, SamplingParams(
+            max_tokens=wanted["max_tokens"], temperature=0, ignore_eos=True, detokenize=False))
+    for step in itertools.count():
+        if not inner.has_unfinished_requests():
+            return tokens
+        if step == CANCELLED_AFTER_STEPS:
+            inner.abort_request([str(number) for number in wanted["cancel"]])
+        for output in inner.step():
+            if output.finished and int(output.request_id) not in wanted["cancel"]:
+                tokens[int(output.request_id)] = list(output.outputs[0].token_ids)
+
+
+def margins(result):
+    """By how much each generated token is more likely than the next one, as logarithms."""
+    best = [sorted((of.logprob for of in step.values()), reverse=True)
+            for step in result.outputs[0].logprobs]
+    return [first - second for first, second in best]
+
+
+def scores(engine, tokens):
+    (result,) = engine.generate(
+        [{"prompt_token_ids": tokens}],
+        SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False),
+        use_tqdm=False)
+    return [of[token].logprob for of, token in zip(result.prompt_logprobs[1:], tokens[1:])]
 
 
 def adapter(folder, numbers):
@@ -53,7 +96,9 @@ def main():
             kv_role="kv_both", kv_load_failure_policy="recompute",
             kv_connector_extra_config=json.loads(sys.argv[2]))
     engine = LLM(model=sys.argv[1], **options)
-    answer({"ready": True, "block_tokens": engine.llm_engine.vllm_config.cache_config.block_size})
+    cache = engine.llm_engine.vllm_config.cache_config
+    answer({"ready": True, "block_tokens": cache.block_size,
+            "cache_tokens": getattr(cache, "kv_cache_size_tokens", None)})
     adapters = {}
     for line in sys.stdin:
         wanted = json.loads(line)
@@ -61,18 +106,30 @@ def main():
             answer({"reset": engine.reset_prefix_cache(reset_connector=wanted["reset"] == "all")})
             continue
         if "batch" in wanted:
-            results, seconds = generate(engine, [{"prompt_token_ids": tokens}
-                                                 for tokens in wanted["batch"]],
-                                        wanted["max_tokens"])
-            answer({"seconds": seconds, "cached": [result.num_cached_tokens for result in results]})
+            prompts = [{"prompt_token_ids": tokens} for tokens in wanted["batch"]]
+            if wanted.get("cancel"):
+                answer({"tokens": generate_some(engine, prompts, wanted)})
+                continue
+            results, seconds = generate(engine, prompts, wanted["max_tokens"])
+            answer({"seconds": seconds, "cached": [result.num_cached_tokens for result in results],
+                    "tokens": [list(result.outputs[0].token_ids) for result in results]})
+            continue
+        if wanted.get("metrics"):
+            answer({metric.name: metric.value for metric in engine.get_metrics()
+                    if hasattr(metric, "value")})
+            continue
+        if "score" in wanted:
+            answer({"scores": scores(engine, wanted["score"])})
             continue
         prompt = {"prompt_token_ids": wanted["tokens"]}
         if wanted.get("salt"):
             prompt["cache_salt"] = wanted["salt"]
         lora = adapter(wanted["lora"], adapters) if wanted.get("lora") else None
-        (result,), seconds = generate(engine, [prompt], wanted["max_tokens"], lora)
+        (result,), seconds = generate(engine, [prompt], wanted["max_tokens"], lora,
+                                      2 if wanted.get("margins") else None)
         answer({"tokens": list(result.outputs[0].token_ids), "cached": result.num_cached_tokens,
-                "seconds": seconds})
+                "seconds": seconds,
+                **({"margins": margins(result)} if wanted.get("margins") else {})})
 
 
 if __name__ == "__main__":

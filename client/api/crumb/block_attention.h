@@ -88,9 +88,11 @@ struct FreshRows {
 // tokens behind h attend all positions in [64, h) as INT2. Callers leave the last
 // options.recent_tokens tokens of a prompt out of a hit.
 //
+// Requests of one step may share blocks that one of them completes in this step.
+//
 // REQUIRES of the engine: the first recent block of a new request is zero; the bytes of other new
-// blocks do not matter. A request whose blocks were freed begins anew. Thread-safe for calls that
-// have no block in common.
+// blocks do not matter. A request whose blocks were freed is a new request when it returns.
+// Thread-safe for calls that have no block in common.
 class BlockAttention {
  public:
   // kInvalidArgument names the option that is wrong.
@@ -102,8 +104,8 @@ class BlockAttention {
   // Stores the fresh rows of one layer and computes attention of the fresh tokens. `layer` counts
   // from this rank's first. kInvalidArgument: a block id is outside the pool, or a hit is no
   // multiple of 64; kFailedPrecondition: rows of earlier tokens are missing, because a request went
-  // back by too many tokens or a first recent block was not zero. Requests in front of the one at
-  // fault may have been computed.
+  // back by too many tokens or a first recent block was not zero. The step must then be given up:
+  // headers of requests in front of the one at fault have moved on.
   absl::Status Attend(int layer, const BlockPool& pool, const BlockBatch& batch,
                       const FreshRows& rows) const;
 
@@ -123,7 +125,10 @@ class BlockAttention {
   int RecentRow(int position) const;
   void Gather(const BlockPool& pool, const Request& request, const FreshRows& rows,
               GatheredRows& gathered) const;
-  void StoreRows(const BlockPool& pool, const Request& request, const FreshRows& rows) const;
+  void StoreShared(int layer, const BlockPool& pool, const Request& request,
+                   const FreshRows& rows) const;
+  void StoreRows(const BlockPool& pool, const Request& request, const FreshRows& rows, int begin,
+                 int end) const;
 
   const WorkerOptions options_;
   const BlockGeometry geometry_;

@@ -70,6 +70,13 @@ class Engine {
     return request;
   }
 
+  // Gives the request history blocks for `length` tokens.
+  void Reserve(EngineRequest& request, int length) {
+    while (static_cast<int>(request.history.size()) * 64 < length) {
+      request.history.push_back(Take(1)[0]);
+    }
+  }
+
   void Free(const std::vector<int32_t>& blocks) {
     free_.insert(free_.end(), blocks.begin(), blocks.end());
   }
@@ -88,9 +95,7 @@ class Engine {
       EngineRequest& request = *requests[i];
       starts.push_back(starts.back() + tokens[i]);
       lengths.push_back(request.length + tokens[i]);
-      while (static_cast<int>(request.history.size()) * 64 < lengths.back()) {
-        request.history.push_back(Take(1)[0]);
-      }
+      Reserve(request, lengths.back());
       std::copy(request.history.begin(), request.history.end(), &history[i * kColumns]);
       std::copy(request.sink.begin(), request.sink.end(), &sink[i * kColumns]);
       std::copy(request.recent.begin(), request.recent.end(), &recent[i * kColumns]);
@@ -294,6 +299,16 @@ TEST(BlockAttentionTest, AHitAttendsSharedBlocksAndLeavesThemAsTheyAre) {
     engine.Free(reader.recent);
     engine.Free({reader.history.begin() + hit / 64, reader.history.end()});
   }
+}
+
+TEST(BlockAttentionTest, ARequestMayAttendWhatALaterOneOfTheStepCompletes) {
+  const WorkerOptions options = Options();
+  Engine engine(options, 300);
+  const SequenceModel model(options, RandomTokens(900, 22));
+  EngineRequest owner = engine.NewRequest(model);
+  engine.Reserve(owner, 700);
+  EngineRequest reader = engine.Hit(owner, model, 640);
+  StepAndCheck(engine, options, {&reader, &owner}, {70, 700});
 }
 
 TEST(BlockAttentionTest, TilesDoNotDependOnChunks) {

@@ -19,8 +19,10 @@ def register() -> None:
     vLLM's CPU platform has one backend and does not look at the flag. There the name of its own
     backend is redirected to a choice, which is made when the engine starts.
     """
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-
+    try:
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+    except ImportError:
+        return  # a version of vLLM that has no such backends; an error here would end its start
     register_backend(AttentionBackendEnum.CUSTOM, BACKEND)
     if not AttentionBackendEnum.CPU_ATTN.is_overridden():
         register_backend(AttentionBackendEnum.CPU_ATTN, "crumb.vllm_native.cpu_choice.Backend")

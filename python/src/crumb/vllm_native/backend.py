@@ -62,7 +62,7 @@ class GroupMetadataBuilder(AttentionMetadataBuilder[GroupMetadata]):
 
 
 class _BlocksBackend(AttentionBackend):
-    """What the backends of all three groups have in common."""
+    """The common part of the backends of all three groups."""
 
     supported_dtypes: ClassVar[List[torch.dtype]] = [torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[List[str]] = ["auto", "bfloat16"]
@@ -98,7 +98,7 @@ class RowsBackend(_BlocksBackend):
 
 
 class Rows(AttentionLayerBase):
-    """Where vLLM binds the memory of a layer's sink or recent rows."""
+    """A layer of vLLM without attention, to which vLLM binds the memory of sink or recent rows."""
 
     def __init__(self, name: str, spec: RowsSpec) -> None:
         self.name, self._spec = name, spec
@@ -132,14 +132,14 @@ class CrumbAttentionBackend(_BlocksBackend):
                           recent_tokens=RECENT_TOKENS)
 
 
-# Opened attention by what layers share; layers of one engine have one entry.
+# Attention by what layers have in common: one for each model of the process, as a rule.
 _opened: Dict[Any, BlockAttention] = {}
 
 
 def _attention_of(vllm_config: Any, scale: float, soft_cap: float) -> BlockAttention:
     model, rank = model_of(vllm_config), rank_of(vllm_config)
     settings = WorkerSettings(recent_tokens=RECENT_TOKENS, scale=scale, soft_cap=soft_cap)
-    key = (id(vllm_config), scale, soft_cap)
+    key = (repr(model), rank, settings)
     if key not in _opened:
         if model.rotation == "hadamard":
             logger.info(_engines.HADAMARD_NOTE)

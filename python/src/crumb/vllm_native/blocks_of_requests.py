@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM allocates for a request: history blocks as it grows, and a fixed number of blocks for
-the BF16 rows of the sink and of the recent window.
+"""The blocks that vLLM allocates for a request: history blocks as it grows, and a fixed number of
+blocks for the BF16 rows of the sink and of the recent window.
 
 All three kinds have the same bytes, so that any block of the pool serves any of them. A block of 64
 tokens of history has an INT2 tile for each layer and KV head.

@@ -73,6 +73,8 @@ def check_supported(vllm_config: Any, *, head_size: int, sliding_window: Optiona
         "layers that share a KV cache": shared_layer is not None,
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "context parallelism": parallel.decode_context_parallel_size > 1,
+        "a KV connector: blocks are not published or loaded yet":
+            vllm_config.kv_transfer_config is not None,
         "speculative decoding": vllm_config.speculative_config is not None,
         "--disable-hybrid-kv-cache-manager":
             bool(vllm_config.scheduler_config.disable_hybrid_kv_cache_manager),
