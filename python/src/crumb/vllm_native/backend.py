@@ -127,9 +127,10 @@ class CrumbAttentionBackend(_BlocksBackend):
         if isinstance(spec, HistorySpec):
             return spec
         geometry = geometry_of(spec.head_size)
-        return replace_as(spec, HistorySpec, block_size=BLOCK_TOKENS, dtype=torch.uint8,
-                          state_content_bytes=geometry.tile_bytes // BLOCK_TOKENS,
-                          recent_tokens=RECENT_TOKENS)
+        history: HistorySpec = replace_as(
+            spec, HistorySpec, block_size=BLOCK_TOKENS, dtype=torch.uint8,
+            state_content_bytes=geometry.tile_bytes // BLOCK_TOKENS, recent_tokens=RECENT_TOKENS)
+        return history
 
 
 # Attention by what layers have in common: one for each model of the process, as a rule.

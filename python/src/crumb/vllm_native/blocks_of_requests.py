@@ -58,8 +58,8 @@ class RowsManager(SingleTypeKVCacheManager):
                                    new_computed_blocks: Sequence[Any], *arguments: Any,
                                    **named: Any) -> int:
         held = len(self.req_to_blocks.get(request_id, ())) + len(new_computed_blocks)
-        return (max(0, self.kv_cache_spec.request_blocks - held) +
-                self._get_num_evictable_blocks(new_computed_blocks))
+        missing: int = max(0, self.kv_cache_spec.request_blocks - held)
+        return missing + int(self._get_num_evictable_blocks(new_computed_blocks))
 
     def allocate_new_blocks(self, request_id: str, num_tokens: int,
                             num_tokens_main_model: int) -> List[Any]:
@@ -114,7 +114,7 @@ class RowsSpec(AttentionSpec):
 
     def max_num_blocks_per_req(self, vllm_config: Any, max_len: int) -> int:
         # vLLM maps positions to slots in every table and reads an entry for every 64 tokens.
-        return max(self.request_blocks, -(-max_len // self.block_size))
+        return max(self.request_blocks, -(-max_len // BLOCK_TOKENS))
 
     def is_uniform_with_collection(self, kv_cache_specs: Any) -> bool:
         return all(type(spec) is type(self) for spec in kv_cache_specs.values())
