@@ -21,9 +21,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 OPTIONS = argparse.Namespace()
 SKIPPED = 77
-UNIT_TESTS = ("abi_test", "client_test", "worker_test", "gpu_calls_test", "ops_test",
-              "calibrate_test", "import_gguf_test", "transfer_test", "transformers_cache_test",
-              "transformers_device_test", "transformers_generate_test")
+UNIT_TESTS = ("abi_test", "client_test", "worker_test", "blocks_test", "gpu_calls_test",
+              "ops_test", "calibrate_test", "import_gguf_test", "transfer_test",
+              "transformers_cache_test", "transformers_device_test", "transformers_generate_test")
 # A process may map these libraries of the system: glibc and the C++ runtime.
 SYSTEM = re.compile(r".*/(ld-linux-x86-64\.so\.2|lib(c|m|dl|rt|pthread|util|resolv)\.so\.\d"
                     r"|libstdc\+\+\.so\.6.*|libgcc_s\.so\.1)")
