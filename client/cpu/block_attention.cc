@@ -139,6 +139,11 @@ absl::StatusOr<std::unique_ptr<BlockAttention>> BlockAttention::Open(const Worke
   if (options.history_format != kernels::PageFormat::kInt2) {
     return absl::InvalidArgumentError("block attention has INT2 history only, not BF16");
   }
+  if (options.v_basis != "model") {
+    return absl::InvalidArgumentError(
+        "v_basis: an engine's values are in the model's basis, and the rotation file has them "
+        "rotated");
+  }
   return std::unique_ptr<BlockAttention>(new BlockAttention(options));
 }
 

@@ -367,6 +367,9 @@ TEST(BlockAttentionTest, RefusesWhatWouldGiveWrongResults) {
   WorkerOptions exact = options;
   exact.history_format = kernels::PageFormat::kBf16;
   EXPECT_EQ(BlockAttention::Open(exact).status().code(), absl::StatusCode::kInvalidArgument);
+  WorkerOptions absorbed = options;
+  absorbed.v_basis = "rotated";
+  EXPECT_EQ(BlockAttention::Open(absorbed).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(BlockGeometryTest, ARequestOf32kTokensTakesAtMost18PercentOfBf16) {
