@@ -13,7 +13,7 @@
 // method reads the same token sequences in steps of 64 tokens that are aligned with eviction, so
 // that each token attends the same segments as in decode: sink 64 and recent 256 to 319 in BF16,
 // the rest as the method stores it. Exact keys and values of the same sequence are the reference.
-// docs/quality.md describes the protocol.
+// docs/quality/methods.md describes the protocol.
 //
 //   bf16           16 bits: BF16 pages through the same path
 //   naive          no rotation, no clip

@@ -106,7 +106,7 @@ class QualityWatchModelTest : public testing::Test {
 RotationFile* QualityWatchModelTest::file_ = nullptr;
 
 constexpr const char* kCode = "client/cpu/cpu_sequence.cc";
-constexpr const char* kProse = "docs/quality.md";
+constexpr const char* kProse = "docs/quality/results.md";
 // 34 of the 38 pages behind the sink end in the last full block or before. The first block's
 // windows are evicted without queries if it ends in the middle of a pass.
 constexpr int kWindowsOfOneText = 29;
