@@ -36,8 +36,9 @@ class EventHub {
   struct Options {
     size_t watchers_max = 64;
     size_t durable_waits_max = 262'144;
-    int64_t part_max_percent = 100;  // of both, for one tenant
+    int64_t part_max_percent = 100;  // of each, for one tenant
     size_t durable_waits_per_page_max = 1024;
+    size_t snapshot_pages_max = 8'388'608;
   };
 
   // `metrics` must outlive this.
@@ -45,7 +46,8 @@ class EventHub {
       : page_waits_max_(options.durable_waits_per_page_max),
         metrics_(metrics),
         watcher_budget_(options.watchers_max, options.part_max_percent),
-        wait_budget_(options.durable_waits_max, options.part_max_percent) {}
+        wait_budget_(options.durable_waits_max, options.part_max_percent),
+        snapshot_budget_(options.snapshot_pages_max, options.part_max_percent) {}
 
   // Numbers an event and gives it to the watchers of its keyspace.
   void Publish(const storage::PageEvent& event);
@@ -67,6 +69,9 @@ class EventHub {
   void OnDurable(const KeyspaceId& keyspace, const PageKey& key);
 
   size_t watchers() const;
+
+  // Pages in the snapshots of watchers that are not sent yet.
+  TenantBudget& snapshot_pages() { return snapshot_budget_; }
 
  private:
   struct Watcher {
@@ -121,6 +126,7 @@ class EventHub {
   ServerMetrics& metrics_;
   TenantBudget watcher_budget_;
   TenantBudget wait_budget_;
+  TenantBudget snapshot_budget_;
   mutable Mutex mutex_;
   uint64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<Watcher> watchers_ ABSL_GUARDED_BY(mutex_);

@@ -142,6 +142,9 @@ void Limits::Visit(ConfigVisitor& visitor) {
   visitor.Field("watch_queue", watch_queue, "Events waiting for one watcher; more are lost.");
   visitor.Field("watch_snapshot_pages_max", watch_snapshot_pages_max,
                 "Pages in the snapshot of one watcher.");
+  visitor.Field("watch_snapshot_total_pages_max", watch_snapshot_total_pages_max,
+                "Pages in the snapshots of all watchers that are not sent yet; each takes some 40 "
+                "bytes.");
   visitor.Field("durable_waits_max", durable_waits_max,
                 "Committed fragments, by session, that get a notice once they are durable.");
   visitor.Field("durable_waits_per_page_max", durable_waits_per_page_max, "The same of one page.");
@@ -215,6 +218,8 @@ absl::Status Limits::Validate() const {
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.watch_queue", watch_queue, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(
       CheckRange("limits.watch_snapshot_pages_max", watch_snapshot_pages_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.watch_snapshot_total_pages_max",
+                                   watch_snapshot_total_pages_max, 1024, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.durable_waits_max", durable_waits_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(
       CheckRange("limits.durable_waits_per_page_max", durable_waits_per_page_max, 1, kCountMax));

@@ -60,6 +60,8 @@ struct Limits {
   int64_t watchers_max = 64;
   int64_t watch_queue = 65'536;
   int64_t watch_snapshot_pages_max = 4'194'304;
+  // Pages in the snapshots of all watchers that are not sent yet: some 40 bytes each.
+  int64_t watch_snapshot_total_pages_max = 8'388'608;
   int64_t durable_waits_max = 262'144;
   int64_t durable_waits_per_page_max = 1024;
   int64_t notices_max = 65'536;

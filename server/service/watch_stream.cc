@@ -2,9 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/service/watch_stream.h"
 
+#include <algorithm>
 #include <atomic>
+#include <deque>
 #include <utility>
-#include <vector>
 
 #include "common/status_macros.h"
 #include "fmt/format.h"
@@ -14,6 +15,9 @@
 
 namespace crumb::server {
 namespace {
+
+// Pages of a snapshot that room is taken for at once.
+constexpr uint64_t kSnapshotRoom = 64;
 
 using Base =
     QueueStream<grpc::ServerWriteReactor<v1::WatchEventsResponse>, v1::WatchEventsResponse>;
@@ -54,17 +58,16 @@ class WatchStream : public Base, public StallableStream {
  protected:
   bool Take(v1::WatchEventsResponse& message) override {
     message.Clear();
-    if (next_ < snapshot_.size()) {
+    if (!snapshot_.empty()) {
       message.set_sequence(sequence_);
       message.set_kind(v1::WatchEventsResponse::KIND_ADDED);
-      message.set_key(std::string(snapshot_[next_].first.view()));
-      message.set_tier(ToProto(snapshot_[next_].second));
-      ++next_;
+      message.set_key(std::string(snapshot_.front().first.view()));
+      message.set_tier(ToProto(snapshot_.front().second));
+      snapshot_.pop_front();
       return true;
     }
     if (std::exchange(snapshot_end_due_, false)) {
-      snapshot_ = {};
-      next_ = 0;
+      DropSnapshot();
       message.set_sequence(sequence_);
       message.set_kind(v1::WatchEventsResponse::KIND_SNAPSHOT_END);
       return true;
@@ -84,7 +87,10 @@ class WatchStream : public Base, public StallableStream {
     return true;
   }
 
-  void Ended() override { queue_.reset(); }
+  void Ended() override {
+    queue_.reset();
+    DropSnapshot();
+  }
   void BeforeWrite() override { BeginWait(context_.clock.Now(), /*progressed=*/true); }
   void AfterWrite() override { EndWait(); }
   bool MayEnd() const override { return !stalled() || cancelled_.load(); }
@@ -102,20 +108,38 @@ class WatchStream : public Base, public StallableStream {
   }
 
   absl::Status ReadSnapshot() {
-    const auto most = static_cast<size_t>(context_.limits.watch_snapshot_pages_max);
-    bool cut = false;
+    const auto most = static_cast<uint64_t>(context_.limits.watch_snapshot_pages_max);
+    absl::Status read;
     context_.store.ForEachPage(keyspace_, [&](const PageKey& key, storage::Tier tier) {
-      if (snapshot_.size() < most) {
-        snapshot_.emplace_back(key, tier);
-      } else {
-        cut = true;
-      }
+      if (!read.ok()) return;
+      if (snapshot_.size() == snapshot_room_) read = TakeSnapshotRoom(most);
+      if (read.ok()) snapshot_.emplace_back(key, tier);
     });
     snapshot_end_due_ = true;
-    if (!cut) return absl::OkStatus();
+    if (!read.ok()) DropSnapshot();
+    return read;
+  }
+
+  // Takes room for the next pages of the snapshot, before any of it is sent.
+  absl::Status TakeSnapshotRoom(uint64_t most) {
+    if (snapshot_room_ == most) {
+      return absl::ResourceExhaustedError(
+          fmt::format("more pages than limits.watch_snapshot_pages_max, {}", most));
+    }
+    const uint64_t more = std::min(kSnapshotRoom, most - snapshot_room_);
+    const TenantBudget::Taken taken =
+        context_.events.snapshot_pages().Take(context_.caller.name(), more);
+    if (taken != TenantBudget::Taken::kYes) {
+      context_.metrics.Reject(Rejection::kWatchers, taken);
+      return TenantBudget::Error(taken, "limits.watch_snapshot_total_pages_max");
+    }
+    snapshot_room_ += more;
+    return absl::OkStatus();
+  }
+
+  void DropSnapshot() {
     snapshot_ = {};
-    return absl::ResourceExhaustedError(
-        fmt::format("more pages than limits.watch_snapshot_pages_max, {}", most));
+    context_.events.snapshot_pages().Give(context_.caller.name(), std::exchange(snapshot_room_, 0));
   }
 
   const CallContext context_;
@@ -125,8 +149,8 @@ class WatchStream : public Base, public StallableStream {
   KeyspaceId keyspace_;
   uint64_t sequence_ = 0;  // of the last event before the snapshot
   std::shared_ptr<WatchQueue> queue_;
-  std::vector<std::pair<PageKey, storage::Tier>> snapshot_;
-  size_t next_ = 0;
+  std::deque<std::pair<PageKey, storage::Tier>> snapshot_;
+  uint64_t snapshot_room_ = 0;  // pages of EventHub::snapshot_pages()
   bool snapshot_end_due_ = false;
 };
 

@@ -1,6 +1,10 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // Streams whose callers neither send nor read end, and their places and leases come back.
+#include <functional>
+#include <memory>
+#include <vector>
+
 #include "gtest/gtest.h"
 #include "server/daemon.h"
 #include "server/service/stall_watch.h"
@@ -13,7 +17,7 @@ namespace {
 
 class StalledStreamsTest : public testing::Test {
  protected:
-  StalledStreamsTest() {
+  explicit StalledStreamsTest(const std::function<void(Options&)>& change = {}) {
     options_.listen.socket_dir = folder_.path();
     options_.admin.listen = "";
     options_.store.host.bytes_max = ByteSize{16 << 20};
@@ -24,6 +28,7 @@ class StalledStreamsTest : public testing::Test {
     options_.limits.watchers_max = 1;
     options_.limits.stream_progress_timeout = std::chrono::milliseconds(300);
     options_.log.severity = "off";
+    if (change) change(options_);
     options_.Complete();
     daemon_ = Daemon::Start(options_).value();
     client_ = std::make_unique<TestClient>(options_.listen.fd_socket,
@@ -52,6 +57,15 @@ class StalledStreamsTest : public testing::Test {
     v1::StatsResponse stats;
     EXPECT_TRUE(client_->stub().Stats(client_->Context().get(), {}, &stats).ok());
     return stats.counters().at("crumb_stalled_streams_total");
+  }
+
+  // Its windows do not grow with what arrives, so that what is not read blocks a stream.
+  std::unique_ptr<v1::CacheService::Stub> StubOfNarrowWindows() const {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    return v1::CacheService::NewStub(grpc::CreateCustomChannel(
+        "unix:" + options_.listen.unix_socket, grpc::InsecureChannelCredentials(), arguments));
   }
 
   TemporaryFolder folder_;
@@ -112,12 +126,7 @@ TEST_F(StalledStreamsTest, AGetThatIsNotReadEndsAndItsLeaseToo) {
 
 TEST_F(StalledStreamsTest, AWatcherThatDoesNotReadEnds) {
   Store(100);
-  // Its windows do not grow with what arrives, so that what it does not read blocks the stream.
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  const auto stub = v1::CacheService::NewStub(grpc::CreateCustomChannel(
-      "unix:" + options_.listen.unix_socket, grpc::InsecureChannelCredentials(), arguments));
+  const auto stub = StubOfNarrowWindows();
   const auto watch = [&](grpc::ClientContext& context) {
     v1::WatchEventsRequest request;
     request.set_keyspace(client_->keyspace().keyspace());
@@ -142,6 +151,70 @@ TEST_F(StalledStreamsTest, AWatcherThatDoesNotReadEnds) {
     other->Finish();
     return served;
   }));
+}
+
+// A request of 40 bytes makes a snapshot of millions of pages, which crumbd keeps until it is sent.
+class WatchSnapshotsTest : public StalledStreamsTest {
+ protected:
+  static constexpr int kPages = 6'000;
+  WatchSnapshotsTest()
+      : StalledStreamsTest([](Options& options) {
+          options.store.host.bytes_max = ByteSize{128 << 20};
+          options.limits.watchers_max = 8;
+          options.limits.watch_snapshot_total_pages_max = 2 * kPages + 1'000;
+          options.limits.stream_progress_timeout = std::chrono::hours(1);
+        }) {}
+
+  struct Watcher {
+    std::unique_ptr<grpc::ClientContext> context;
+    std::unique_ptr<grpc::ClientReader<v1::WatchEventsResponse>> stream;
+    bool served = false;  // its first page was read, and then nothing
+  };
+  Watcher Watch() {
+    Watcher watcher;
+    watcher.context = client_->Context();
+    watcher.context->set_deadline(std::chrono::system_clock::now() + std::chrono::hours(1));
+    v1::WatchEventsRequest request;
+    request.set_keyspace(client_->keyspace().keyspace());
+    request.set_snapshot(true);
+    watcher.stream = stub_->WatchEvents(watcher.context.get(), request);
+    v1::WatchEventsResponse page;
+    watcher.served = watcher.stream->Read(&page);
+    return watcher;
+  }
+
+  const std::unique_ptr<v1::CacheService::Stub> stub_ = StubOfNarrowWindows();
+};
+
+TEST_F(WatchSnapshotsTest, SnapshotsThatAreNotReadAreBoundedTogether) {
+  Store(kPages);
+  std::vector<Watcher> watchers;
+  for (int i = 0; i < 2; ++i) {
+    watchers.push_back(Watch());
+    EXPECT_TRUE(watchers.back().served) << i;
+  }
+  Watcher refused = Watch();
+  ASSERT_FALSE(refused.served);
+  EXPECT_EQ(refused.stream->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  watchers.front().context->TryCancel();
+  watchers.front().stream->Finish();
+  EXPECT_TRUE(Eventually([&] {
+    watchers.push_back(Watch());
+    return watchers.back().served;
+  })) << "the room of a watcher that has ended is free";
+  for (size_t i = 1; i < watchers.size(); ++i) watchers[i].context->TryCancel();
+  for (size_t i = 1; i < watchers.size(); ++i) watchers[i].stream->Finish();
+  Watcher reader = Watch();
+  v1::WatchEventsResponse event;
+  while (event.kind() != v1::WatchEventsResponse::KIND_SNAPSHOT_END) {
+    ASSERT_TRUE(reader.stream->Read(&event));
+  }
+  for (int i = 0; i < 2; ++i) {
+    watchers.push_back(Watch());
+    EXPECT_TRUE(watchers.back().served) << "the first one's is sent";
+    watchers.back().context->TryCancel();
+  }
+  reader.context->TryCancel();
 }
 
 // The rules of one stream, with a clock of its own.
