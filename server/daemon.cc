@@ -117,6 +117,7 @@ class RunningDaemon : public Daemon {
     ready_.store(false);
     if (endpoints_written_) std::remove(options_.listen.endpoints_file.c_str());
     if (grpc_ != nullptr) grpc_->SetServing(false);
+    if (store_ != nullptr) store_->EndWaits();
     if (calls_ != nullptr) calls_->Stop();
     if (staging_calls_ != nullptr) staging_calls_->Stop();
     if (grpc_ != nullptr) grpc_->Stop(options_.stop_grace);

@@ -28,8 +28,14 @@ DeadlineTimer::Id DeadlineTimer::Schedule(TimePoint deadline, std::function<void
   MutexLock lock(&mutex_);
   const Id id = {deadline, ++last_};
   deadlines_.emplace(id, std::move(expired));
-  if (deadlines_.begin()->first == id) wake_.NotifyOne();
+  if (all_due_ || deadlines_.begin()->first == id) wake_.NotifyOne();
   return id;
+}
+
+void DeadlineTimer::ExpireAll() {
+  MutexLock lock(&mutex_);
+  all_due_ = true;
+  wake_.NotifyOne();
 }
 
 void DeadlineTimer::Cancel(const Id& id) {
@@ -42,7 +48,8 @@ void DeadlineTimer::Run() {
     std::function<void()> expired;
     {
       MutexLock lock(&mutex_);
-      while (!stopping_ && (deadlines_.empty() || deadlines_.begin()->first.first > clock_.Now())) {
+      while (!stopping_ && (deadlines_.empty() ||
+                            (!all_due_ && deadlines_.begin()->first.first > clock_.Now()))) {
         if (deadlines_.empty()) {
           wake_.Wait(&mutex_);
         } else {

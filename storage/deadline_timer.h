@@ -25,6 +25,8 @@ class DeadlineTimer {
 
   // `expired` must not block.
   Id Schedule(TimePoint deadline, std::function<void()> expired);
+  // Everything is due, what is scheduled from now on, too.
+  void ExpireAll();
   // No effect when it was called or is being called.
   void Cancel(const Id& id);
 
@@ -36,6 +38,7 @@ class DeadlineTimer {
   CondVar wake_;
   std::map<Id, std::function<void()>> deadlines_ ABSL_GUARDED_BY(mutex_);
   uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool all_due_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   Thread thread_;
 };

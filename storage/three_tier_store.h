@@ -92,6 +92,7 @@ class ThreeTierStore final : public TieredStore {
   absl::StatusOr<uint64_t> GrowHost(uint64_t bytes) override { return host_->Grow(bytes); }
   DeviceTier* devices() override { return &devices_; }
   StoreStats Stats() const override;
+  void EndWaits() override { timer_.ExpireAll(); }
   absl::Status Stop(Duration grace) override;
   absl::StatusOr<HandedOverMemory> HandOver() override;
 

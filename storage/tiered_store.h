@@ -292,6 +292,10 @@ class TieredStore {
   virtual DeviceTier* devices() { return nullptr; }
   virtual StoreStats Stats() const = 0;
 
+  // Calls that wait for pages end with what is there, now and from now on: a caller that waits long
+  // must not hold up a stop or a takeover.
+  virtual void EndWaits() {}
+
   // Refuses new work, writes what is queued for the SSD within `grace`, syncs. Idempotent.
   virtual absl::Status Stop(Duration grace) = 0;
 

@@ -47,5 +47,17 @@ TEST(DeadlineTimer, FollowsItsClock) {
   future.wait();
 }
 
+TEST(DeadlineTimer, EverythingIsDueFromSomeTimeOn) {
+  FakeClock clock;
+  DeadlineTimer timer(clock);
+  std::promise<void> before;
+  std::promise<void> after;
+  timer.Schedule(clock.Now() + std::chrono::hours(1), [&] { before.set_value(); });
+  timer.ExpireAll();
+  before.get_future().wait();
+  timer.Schedule(clock.Now() + std::chrono::hours(2), [&] { after.set_value(); });
+  after.get_future().wait();
+}
+
 }  // namespace
 }  // namespace crumb::storage

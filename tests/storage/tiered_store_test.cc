@@ -448,6 +448,22 @@ TEST_F(TieredStoreFaultTest, ADeadlineEndsTheWaitWithWhatIsThere) {
   EXPECT_TRUE(AllRight(*store_, request, *all));
 }
 
+TEST_F(TieredStoreFaultTest, WaitsEndWhenTheStoreIsToStop) {
+  PutBelow(10);
+  below_->Set(FaultTier::Fault::kGetBlocks);
+  AcquireRequest request = RequestOf(1, 10);
+  request.deadline = Clock::Real().Now() + std::chrono::hours(1);
+  auto waiting = std::async(std::launch::async, [&] { return Acquire(*store_, request); });
+  store_->EndWaits();
+  const auto before = waiting.get();
+  ASSERT_TRUE(before.ok()) << before.status();
+  EXPECT_EQ(before->hit_pages, 0u);
+  const auto after = Acquire(*store_, request);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(after->miss_reason, MissReason::kDeadline);
+  below_->Set(FaultTier::Fault::kNone);
+}
+
 TEST_F(TieredStoreFaultTest, ReadersOfTheSamePageReadItOnce) {
   PutBelow(1);
   below_->Set(FaultTier::Fault::kGetBlocks);
