@@ -183,6 +183,11 @@ class WatchSnapshotsTest : public StalledStreamsTest {
     return watcher;
   }
 
+  static void End(Watcher& watcher) {
+    watcher.context->TryCancel();
+    watcher.stream->Finish();
+  }
+
   const std::unique_ptr<v1::CacheService::Stub> stub_ = StubOfNarrowWindows();
 };
 
@@ -196,25 +201,29 @@ TEST_F(WatchSnapshotsTest, SnapshotsThatAreNotReadAreBoundedTogether) {
   Watcher refused = Watch();
   ASSERT_FALSE(refused.served);
   EXPECT_EQ(refused.stream->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  watchers.front().context->TryCancel();
-  watchers.front().stream->Finish();
+  End(watchers.front());
   EXPECT_TRUE(Eventually([&] {
     watchers.push_back(Watch());
     return watchers.back().served;
   })) << "the room of a watcher that has ended is free";
-  for (size_t i = 1; i < watchers.size(); ++i) watchers[i].context->TryCancel();
-  for (size_t i = 1; i < watchers.size(); ++i) watchers[i].stream->Finish();
-  Watcher reader = Watch();
+  for (size_t i = 1; i < watchers.size(); ++i) End(watchers[i]);
+  watchers.clear();
+  // The room of those that were cancelled is free a moment later.
+  EXPECT_TRUE(Eventually([&] {
+    watchers.push_back(Watch());
+    return watchers.back().served;
+  }));
   v1::WatchEventsResponse event;
   while (event.kind() != v1::WatchEventsResponse::KIND_SNAPSHOT_END) {
-    ASSERT_TRUE(reader.stream->Read(&event));
+    ASSERT_TRUE(watchers.back().stream->Read(&event));
   }
   for (int i = 0; i < 2; ++i) {
-    watchers.push_back(Watch());
-    EXPECT_TRUE(watchers.back().served) << "the first one's is sent";
-    watchers.back().context->TryCancel();
+    EXPECT_TRUE(Eventually([&] {
+      watchers.push_back(Watch());
+      return watchers.back().served;
+    })) << "the first one's snapshot is sent, and takes no room";
   }
-  reader.context->TryCancel();
+  for (Watcher& watcher : watchers) End(watcher);
 }
 
 // The rules of one stream, with a clock of its own.
