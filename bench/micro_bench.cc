@@ -6,13 +6,17 @@
 #include <benchmark/benchmark.h>
 
 #include <cstddef>
+#include <memory>
 #include <numeric>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "common/crc32c.h"
 #include "common/fragment_header.h"
 #include "common/page_key.h"
 #include "storage/policy/policy.h"
+#include "storage/tiered_store.h"
 
 namespace crumb::bench {
 namespace {
@@ -81,6 +85,54 @@ void PolicyTurnover(benchmark::State& state, const char* name) {
 BENCHMARK_CAPTURE(PolicyTurnover, lru, "lru");
 BENCHMARK_CAPTURE(PolicyTurnover, s3fifo, "s3fifo");
 BENCHMARK_CAPTURE(PolicyTurnover, default_policy, "default");
+
+// Opens a store of host memory alone and commits `pages` small pages of one sequence to it.
+absl::StatusOr<std::unique_ptr<storage::TieredStore>> StoreWithPages(
+    const std::vector<PageKey>& keys, const TileRange& range) {
+  constexpr uint32_t kSmallTileBytes = 512;
+  storage::StoreOptions options;
+  options.host.bytes_max = ByteSize{uint64_t{64} << 20};
+  auto store = storage::TieredStore::Open(options, Clock::Real(), {});
+  if (!store.ok()) return store.status();
+  const std::vector<std::byte> tiles = SomeBytes(kSmallTileBytes);
+  FragmentHeader header;
+  header.tile_bytes = kSmallTileBytes;
+  header.generation = 1;
+  header.range = range;
+  header.tile_sums = {Crc32c(tiles)};
+  for (size_t i = 0; i < keys.size(); ++i) {
+    header.key = keys[i];
+    header.parent = i == 0 ? PageKey() : keys[i - 1];
+    const auto committed =
+        (*store)->Commit({.header = header, .tiles = tiles, .logical_tile_bytes = kSmallTileBytes});
+    if (!committed.ok()) return committed.status();
+  }
+  return store;
+}
+
+// Acquires a prefix that host memory has, and releases it.
+void StoreAcquire(benchmark::State& state) {
+  const TileRange range = {{0, 1}, {0, 1}};
+  std::vector<PageKey> keys;
+  for (int64_t i = 0; i < state.range(0); ++i) {
+    keys.push_back(PageKey{Sha256("page " + std::to_string(i))});
+  }
+  const auto store = StoreWithPages(keys, range);
+  if (!store.ok()) return state.SkipWithError(store.status().ToString().c_str());
+  for (auto _ : state) {
+    storage::AcquireRequest request;
+    request.generation = 1;
+    request.keys = keys;
+    request.range = range;
+    storage::LeaseId lease = 0;
+    (*store)->Acquire(std::move(request), [&](absl::StatusOr<storage::AcquireResult> result) {
+      if (result.ok() && result->hit_pages == keys.size()) lease = result->lease;
+    });
+    if (!(*store)->Release(lease)) return state.SkipWithError("a page is missing");
+  }
+  state.SetItemsProcessed(state.iterations() * state.range(0));
+}
+BENCHMARK(StoreAcquire)->Arg(1)->Arg(1600);
 
 }  // namespace
 }  // namespace crumb::bench

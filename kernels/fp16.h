@@ -8,8 +8,6 @@
 // IEEE half precision, in which page tiles store scales and minima.
 namespace crumb::kernels {
 
-inline constexpr float kFp16Max = 65504.0f;
-
 // Returns the value of the half with these bits, exactly.
 [[gnu::always_inline]] inline float Fp16ToFloat(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;

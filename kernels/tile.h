@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/page_format.h"
+
 // Shapes and sizes of page tiles, the part of a page that belongs to one (layer, KV head).
 // docs/formats/page-tile.md, layout id 1, defines the order of bytes inside an INT2 tile.
 namespace crumb::kernels {
@@ -17,7 +19,7 @@ struct Bf16 {
   uint16_t bits = 0;
 };
 
-enum class PageFormat : uint8_t { kBf16 = 1, kInt2 = 2 };
+using crumb::PageFormat;
 
 // The parameters of a tile's layout. Valid are 32, 64 or 128 tokens, head_dim 64, 128 or 256, and
 // group_size 32, 64 or 128 up to head_dim.

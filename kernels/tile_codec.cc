@@ -71,4 +71,13 @@ void WriteMeta(const TileShape& shape, TilePart part, int token, int group, RowM
                 tile + MetaOffsetOf(shape, part, token, group));
 }
 
+bool HasRowWithoutScale(const TileShape& shape, const uint8_t* tile) {
+  const size_t begin = 2 * shape.code_bytes();
+  const size_t end = begin + 2 * shape.meta_bytes();
+  for (size_t at = begin; at < end; at += 4) {
+    if (LoadLittle32(tile + at) == 0) return true;
+  }
+  return false;
+}
+
 }  // namespace crumb::kernels

@@ -43,4 +43,8 @@ RowMeta ReadMeta(const TileShape& shape, const uint8_t* tile, TilePart part, int
 void WriteMeta(const TileShape& shape, TilePart part, int token, int group, RowMeta meta,
                uint8_t* tile);
 
+// Returns whether the scale and the minimum of a row and group are zero. Quantize calls write such
+// rows in place of those that are not finite, and for rows of zeros.
+bool HasRowWithoutScale(const TileShape& shape, const uint8_t* tile);
+
 }  // namespace crumb::kernels

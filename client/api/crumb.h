@@ -10,6 +10,10 @@
  * sizeof(struct), so that members can be added at the end. A member that is zero has its default.
  * Strings are copied, and no buffer is kept. Clients and workers are thread-safe; a sequence is
  * used by one thread at a time.
+ *
+ * This header has clients, pages by key, workers and sequences. Of the same library and version are
+ * crumb_transfer.h (pages of an engine's own paged cache), crumb_blocks.h (attention over INT2
+ * blocks that an engine allocates) and crumb_device.h (workers in the memory of a GPU).
  */
 #ifndef CRUMB_H_
 #define CRUMB_H_
@@ -27,7 +31,7 @@ extern "C" {
 #define CRUMB_API
 #endif
 
-#define CRUMB_ABI_VERSION 5
+#define CRUMB_ABI_VERSION 7
 #define CRUMB_PAGE_TOKENS 64
 #define CRUMB_KEY_BYTES 32
 
@@ -47,7 +51,8 @@ typedef int32_t crumb_code;
 
 /* Returns the CRUMB_ABI_VERSION of the loaded library, which supports this header if the header's
  * version is not higher. Version 2 added device workers, version 3 statistics and transfers,
- * version 4 transfers of caches in device memory, version 5 attention over an engine's blocks. */
+ * version 4 transfers of caches in device memory, version 5 attention over an engine's blocks,
+ * version 6 the same for blocks in device memory, version 7 transfers of an engine's blocks. */
 CRUMB_API uint32_t crumb_abi_version(void);
 /* Returns the text of this thread's last error, or "". Valid until the thread's next call. */
 CRUMB_API const char* crumb_message(void);
@@ -315,355 +320,16 @@ CRUMB_API crumb_code crumb_sequence_finish(crumb_sequence* sequence);
 CRUMB_API void crumb_sequence_close(crumb_sequence* sequence);
 CRUMB_API uint32_t crumb_sequence_length(const crumb_sequence* sequence);
 
-/* -- Transfer: pages between crumbd and an engine's own paged KV cache ------------------------ */
+/* -- Device: a GPU, whose memory the functions of the other headers use ----------------------- */
 
-/* Since version 3. For engines that compute attention over a BF16 cache of their own: pages are
- * read from its blocks, quantized to INT2 (or kept in BF16, with history_bf16) and published, and
- * cached pages are written to its blocks as BF16 rows in the model's basis. A page has 64 tokens; a
- * block may have any number.
- *
- * The engine's scheduler names a keyspace, computes page keys and leases a prefix
- * (crumb_transfer_keyspace, _keys, _acquire). Its workers, which have the cache, copy the bytes
- * (crumb_page_load_*, crumb_page_store_*). Every process opens a transfer with the same
- * crumb_worker_options, except for the rank's part, and a client with the same `engine`. Tokens are
- * opaque bytes, at most CRUMB_LEAD_TOKEN_BYTES(tokens of the keys), which are valid between
- * processes of one version of the library. Transfers are thread-safe; a load or a store is used by
- * one thread at a time. */
-
-typedef struct crumb_transfer crumb_transfer;
-typedef struct crumb_transfer_lease crumb_transfer_lease;
-typedef struct crumb_page_load crumb_page_load;
-typedef struct crumb_page_store crumb_page_store;
-
-/* The K or V rows of one layer, in BF16. Element i of the row of token t in block b and KV head h
- * (counted from this rank's first) is base[b * block_stride + h * head_stride + t * token_stride +
- * i * element_stride]; strides are in elements. */
-typedef struct crumb_paged_rows {
-  void* base;
-  int64_t block_stride;
-  int64_t head_stride;
-  int64_t token_stride;
-  int64_t element_stride;
-} crumb_paged_rows;
-
-/* A device, as crumb_device_open opens it. */
 typedef struct crumb_device crumb_device;
-
-/* A paged cache in this process's memory, or in that of a device. It must stay valid until the
- * transfer is closed. */
-typedef struct crumb_paged_cache {
-  size_t size;
-  const crumb_paged_rows* k; /* [layers], those of this rank */
-  const crumb_paged_rows* v; /* [layers] */
-  uint32_t layers;
-  uint32_t block_tokens;
-  uint64_t blocks;
-  /* Since version 4. The device whose addresses `k` and `v` have; NULL: they are host addresses.
-   * On a device K and V of all layers have the same strides, element_stride is 1, rows are aligned
-   * to 16 bytes, and block_tokens is at most 128. The transfer keeps the device open. */
-  crumb_device* device;
-  /* With a device: bytes of pinned host memory for stored pages until they are published; 0: 2 GiB.
-   * Beside it the transfer allocates 256 MiB of device memory, or the size of five BF16 pages if
-   * that is more, and the constants of the rotation. */
-  uint64_t staging_bytes;
-} crumb_paged_cache;
-
-/* Takes the options of a worker; those about attention are not used. */
-CRUMB_API crumb_code crumb_transfer_open(crumb_client* client, const crumb_worker_options* options,
-                                         crumb_transfer** out);
-/* Leases, loads and stores keep the transfer alive. `transfer` may be NULL. */
-CRUMB_API void crumb_transfer_close(crumb_transfer* transfer);
-/* Sets the cache for loads and stores that are opened later. With a device it blocks while memory
- * is pinned, about a second for each few GiB. */
-CRUMB_API crumb_code crumb_transfer_use_cache(crumb_transfer* transfer,
-                                              const crumb_paged_cache* cache);
-/* Writes the token of the keyspace for requests that begin now; a request keeps its token. Opens
- * the keyspace again, within `timeout_ms`, if crumbd has restarted. */
-CRUMB_API crumb_code crumb_transfer_keyspace(crumb_transfer* transfer, uint32_t timeout_ms,
-                                             void* token, size_t token_capacity,
-                                             size_t* token_bytes);
-/* Computes the keys of the full pages of a sequence. `extra` [extra_pages, 32] has digests of
- * everything else that leading pages depend on (cache salt, LoRA adapter, images), zeros for
- * nothing. keys [token_count / 64, 32] */
-CRUMB_API crumb_code crumb_transfer_keys(crumb_transfer* transfer, const void* keyspace_token,
-                                         size_t keyspace_token_bytes, const int32_t* tokens,
-                                         size_t token_count, const uint8_t* extra,
-                                         size_t extra_pages, uint8_t* keys);
-/* Leases the longest prefix of keys [pages, 32] that crumbd has for all layers and heads, and
- * brings pages from SSD and other nodes to host memory within `deadline_ms` (0: pages of host
- * memory only). If there is none, or no crumbd, `hit_pages` is 0 and *out is NULL. tiers [pages] of
- * the hits, or NULL; `reason` of the first miss, or NULL. `token` names the prefix to
- * crumb_page_load_open; the lease must stay open until the loads are open. */
-CRUMB_API crumb_code crumb_transfer_acquire(crumb_transfer* transfer, const void* keyspace_token,
-                                            size_t keyspace_token_bytes, const uint8_t* keys,
-                                            size_t pages, uint32_t deadline_ms,
-                                            crumb_transfer_lease** out, size_t* hit_pages,
-                                            int32_t* tiers, crumb_miss* reason, void* token,
-                                            size_t token_capacity, size_t* token_bytes);
-/* `lease` may be NULL. */
-CRUMB_API void crumb_transfer_lease_close(crumb_transfer_lease* lease);
-
-/* Starts to load pages [first_page, end_page) of a leased prefix. keys [end_page, 32] start with
- * page 0; blocks [block_count] is the sequence's block table, starting with its first token.
- * `pages` is the number of these pages that this process can load; a page that fails a check ends
- * them. */
-CRUMB_API crumb_code crumb_page_load_open(crumb_transfer* transfer, const void* token,
-                                          size_t token_bytes, const uint8_t* keys,
-                                          size_t first_page, size_t end_page, const int64_t* blocks,
-                                          size_t block_count, uint32_t deadline_ms,
-                                          crumb_page_load** out, size_t* pages);
-/* Writes the rows of layers [begin, end) of this rank into the cache. They are there on return. */
-CRUMB_API crumb_code crumb_page_load_layers(crumb_page_load* load, uint32_t begin, uint32_t end);
-/* Since version 4. Enqueues the same on `stream`, a cudaStream_t of the cache's device (NULL: its
- * default stream), and returns. With a cache in host memory it is crumb_page_load_layers. */
-CRUMB_API crumb_code crumb_page_load_enqueue(crumb_page_load* load, uint32_t begin, uint32_t end,
-                                             void* stream);
-/* Sets *done to 1 if all enqueued rows are in the cache, else to 0. */
-CRUMB_API crumb_code crumb_page_load_done(crumb_page_load* load, uint32_t* done);
-/* Blocks until they are. */
-CRUMB_API crumb_code crumb_page_load_wait(crumb_page_load* load);
-/* Blocks until enqueued rows are in the cache. `load` may be NULL. */
-CRUMB_API void crumb_page_load_close(crumb_page_load* load);
-
-/* Starts to store `pages` pages from first_page on. keys [pages, 32]; parent [32] is the key of the
- * page in front of them, NULL if first_page is 0. over_int2_prefix is 1 if their rows were computed
- * over a prefix that was loaded from INT2 pages. CRUMB_RESOURCE_EXHAUSTED: pages that wait to be
- * published use up page_bytes_max, or staging_bytes. */
-CRUMB_API crumb_code crumb_page_store_open(crumb_transfer* transfer, const void* keyspace_token,
-                                           size_t keyspace_token_bytes, const uint8_t* parent,
-                                           size_t first_page, const uint8_t* keys, size_t pages,
-                                           const int64_t* blocks, size_t block_count,
-                                           uint32_t over_int2_prefix, crumb_page_store** out);
-/* Reads and quantizes the rows of layers [begin, end); the engine may overwrite them afterwards. */
-CRUMB_API crumb_code crumb_page_store_layers(crumb_page_store* store, uint32_t begin, uint32_t end);
-/* Since version 4. Enqueues the same on `stream`, a cudaStream_t of the cache's device (NULL: its
- * default stream), and returns. Work behind the call on `stream` may overwrite the rows. With a
- * cache in host memory it is crumb_page_store_layers. */
-CRUMB_API crumb_code crumb_page_store_enqueue(crumb_page_store* store, uint32_t begin, uint32_t end,
-                                              void* stream);
-/* Queues the pages for publishing. The handle must still be closed. CRUMB_FAILED_PRECONDITION: a
- * layer was not stored. */
-CRUMB_API crumb_code crumb_page_store_finish(crumb_page_store* store);
-/* Pages that were not finished are dropped. `store` may be NULL. */
-CRUMB_API void crumb_page_store_close(crumb_page_store* store);
-
-/* Blocks until every page queued for publishing was published or dropped. */
-CRUMB_API crumb_code crumb_transfer_wait_published(crumb_transfer* transfer, uint32_t timeout_ms);
-CRUMB_API crumb_code crumb_transfer_read_counters(crumb_transfer* transfer,
-                                                  crumb_worker_counters* out);
-
-/* -- Blocks: attention for engines that allocate INT2 blocks themselves ----------------------- */
-
-/* Since version 5. For engines whose own block pool holds the INT2 tiles. All blocks have one size:
- * per layer, an INT2 tile for each KV head. A history block holds the tiles of 64 tokens, and is
- * the fragment that crumbd stores. Beside them a request has a fixed number of blocks for BF16
- * rows: of its first 64 tokens (sink blocks) and of its latest (recent blocks). No state is kept
- * outside of the blocks.
- *
- * The token at position p attends the first 64 tokens in BF16, positions up to the last multiple of
- * 64 that is at least recent_tokens (256) back in INT2, and BF16 rows behind it, in prompts and in
- * decoding alike: results do not depend on how a prompt is cut into chunks. The tile of a window is
- * written when its 64 tokens are complete.
- *
- * The first recent block of a new request must be zero. A request may begin with a number of
- * computed tokens that is a multiple of 64 (a prefix hit): their history blocks and all sink blocks
- * are valid then, and all of them except the sink are attended in INT2. */
-
-typedef struct crumb_block_attention crumb_block_attention;
-
-typedef struct crumb_block_geometry {
-  size_t size;             /* set by the caller; members beyond it are not written */
-  uint32_t tile_bytes;     /* of 64 tokens of one KV head, K and V */
-  uint32_t rows_per_block; /* BF16 rows (K and V) for each KV head that a block has room for */
-  uint32_t sink_blocks;    /* per request */
-  uint32_t recent_blocks;  /* per request */
-} crumb_block_geometry;
-
-/* Computes the geometry from head_dim, group_size and recent_tokens. */
-CRUMB_API crumb_code crumb_block_geometry_of(const crumb_worker_options* options,
-                                             crumb_block_geometry* out);
-/* Takes the options of a worker; those about pages and publishing are not used. */
-CRUMB_API crumb_code crumb_block_attention_open(const crumb_worker_options* options,
-                                                crumb_block_attention** out);
-/* `attention` may be NULL. */
-CRUMB_API void crumb_block_attention_close(crumb_block_attention* attention);
-
-/* One layer's part of the pool: block b of a group begins at its base + b * block_stride bytes. The
- * groups may share their memory. */
-typedef struct crumb_block_pool {
-  size_t size;
-  void* history;
-  void* sink;
-  void* recent;
-  int64_t block_stride;
-  uint64_t blocks;
-} crumb_block_pool;
-
-/* The requests of one step. Block ids of request s begin at table + s * stride. */
-typedef struct crumb_block_batch {
-  size_t size;
-  uint32_t requests;
-  const int32_t* query_start; /* [requests + 1] first fresh token of each request */
-  const int32_t* lengths;     /* [requests] tokens with the fresh ones */
-  const int32_t* history;     /* tables */
-  const int32_t* sink;
-  const int32_t* recent;
-  int64_t history_stride; /* entries */
-  int64_t sink_stride;
-  int64_t recent_stride;
-} crumb_block_batch;
-
-/* The fresh tokens of all requests, in bf16. q, out [tokens, q_heads, head_dim]; k, v [tokens,
- * kv_heads, head_dim]. Strides are elements between two tokens. */
-typedef struct crumb_block_rows {
-  size_t size;
-  const void* q;
-  const void* k;
-  const void* v;
-  void* out;
-  int64_t q_stride;
-  int64_t k_stride;
-  int64_t v_stride;
-  int64_t out_stride;
-} crumb_block_rows;
-
-/* Stores the rows of one layer of a step and computes the attention of its fresh tokens, in host
- * memory and on the calling thread (or with parallel_for). Thread-safe for calls that have no block
- * in common. CRUMB_INVALID_ARGUMENT: a block id is outside the pool, or there are too few;
- * CRUMB_FAILED_PRECONDITION: rows of earlier tokens are missing, because a first recent block was
- * not zero. */
-CRUMB_API crumb_code crumb_block_attend(crumb_block_attention* attention, uint32_t layer,
-                                        const crumb_block_pool* pool,
-                                        const crumb_block_batch* batch,
-                                        const crumb_block_rows* rows);
-
-/* -- Device worker: the KV cache in the memory of one GPU ------------------------------------- */
-
-/* Since version 2. As the worker above, for batches of sequences: all pointers to rows are device
- * pointers, and everything is enqueued on the batch's stream. Streams and pointers of the engine in
- * the same process can be used. Workers are thread-safe; a batch, and the sequences in its pass,
- * are used by one thread at a time. */
-
-typedef struct crumb_device_worker crumb_device_worker;
-typedef struct crumb_device_sequence crumb_device_sequence;
-typedef struct crumb_device_batch crumb_device_batch;
 
 /* Opens device `ordinal` of a back end, which must be "cuda". CRUMB_UNAVAILABLE: there is no
  * driver, or no such device; CRUMB_FAILED_PRECONDITION: the library was built without the back end.
  */
 CRUMB_API crumb_code crumb_device_open(const char* back_end, uint32_t ordinal, crumb_device** out);
-/* Workers keep the device alive. `device` may be NULL. */
+/* Objects that use the device keep it alive. `device` may be NULL. */
 CRUMB_API void crumb_device_close(crumb_device* device);
-
-typedef struct crumb_device_worker_options {
-  size_t size;
-  uint32_t pages;            /* private INT2 pages; 0: 4,096 */
-  uint32_t sequences;        /* sequences that hold tokens at once; 0: 64 */
-  uint32_t prompts;          /* sequences inside their prompt at once; 0: 2 */
-  uint32_t loads;            /* prefixes that are copied to the device at once; 0: 4 */
-  uint32_t load_pages;       /* pages of one such prefix; 0: 2,048 */
-  uint32_t passes_in_flight; /* passes of a batch that may be queued on its stream; 0: 4 */
-  uint32_t draft_slots;      /* tokens of a decode pass besides the first; 0: 7 */
-  uint64_t pin_piece_bytes;  /* step in which crumbd's memory is pinned; 0: 256 MiB */
-  uint32_t pins_nothing;     /* 1: crumbd's memory is not pinned */
-  /* Device pools, which all workers of a tenant use; pool_bytes 0: none. */
-  /* 1: pages are copied to crumbd's memory only if their slots are needed */
-  uint32_t pool_copies_late;
-  uint64_t pool_bytes;
-  uint64_t pool_sink_bytes;   /* 0: 256 MiB */
-  uint64_t pool_handle_bytes; /* 0: 256 MiB */
-  uint32_t pool_blank_pages;  /* 0: 256 */
-  uint32_t pool_blank_sinks;  /* 0: 4 */
-  /* [pool_peer_count] ordinals of devices from whose pools pages are copied */
-  const uint32_t* pool_peers;
-  size_t pool_peer_count;
-  /* BF16 history pages, for use after INT2 was given up; allocated when they are needed; 0: 512. */
-  uint32_t bf16_pages;
-} crumb_device_worker_options;
-
-/* `client` may be NULL, which means no crumbd; `device_options` may be NULL. parallel_for and
- * page_bytes_max of `options` are not used. CRUMB_RESOURCE_EXHAUSTED: there is too little device
- * memory. */
-CRUMB_API crumb_code crumb_device_worker_open(crumb_client* client, crumb_device* device,
-                                              const crumb_worker_options* options,
-                                              const crumb_device_worker_options* device_options,
-                                              crumb_device_worker** out);
-/* Sequences and batches keep the worker alive. `worker` may be NULL. */
-CRUMB_API void crumb_device_worker_close(crumb_device_worker* worker);
-CRUMB_API crumb_code crumb_device_worker_wait_published(crumb_device_worker* worker,
-                                                        uint32_t timeout_ms);
-CRUMB_API crumb_code crumb_device_worker_read_counters(crumb_device_worker* worker,
-                                                       crumb_worker_counters* out);
-
-/* As crumb_sequence_begin, _lead and _follow. Cached pages may still be in flight when these
- * return; the batch waits for them on its stream. */
-CRUMB_API crumb_code crumb_device_sequence_begin(crumb_device_worker* worker, const int32_t* tokens,
-                                                 size_t count,
-                                                 const crumb_sequence_options* options,
-                                                 crumb_device_sequence** out,
-                                                 uint32_t* cached_tokens);
-CRUMB_API crumb_code crumb_device_sequence_lead(crumb_device_worker* worker, const int32_t* tokens,
-                                                size_t count, const crumb_sequence_options* options,
-                                                crumb_device_sequence** out,
-                                                uint32_t* cached_tokens, void* token,
-                                                size_t token_capacity, size_t* token_bytes);
-CRUMB_API crumb_code crumb_device_sequence_follow(crumb_device_worker* worker, const void* token,
-                                                  size_t token_bytes, const int32_t* tokens,
-                                                  size_t count,
-                                                  const crumb_sequence_options* options,
-                                                  crumb_device_sequence** out,
-                                                  uint32_t* cached_tokens);
-/* Called between passes. `sequence` may be NULL. */
-CRUMB_API void crumb_device_sequence_close(crumb_device_sequence* sequence);
-CRUMB_API uint32_t crumb_device_sequence_length(const crumb_device_sequence* sequence);
-/* Returns the maximum number of tokens in its next pass. */
-CRUMB_API uint32_t crumb_device_sequence_pass_tokens_max(const crumb_device_sequence* sequence);
-
-typedef struct crumb_device_batch_options {
-  size_t size;
-  void* stream; /* the engine's cudaStream_t; NULL: the default stream */
-  uint32_t
-      prompts; /* 1: passes bring chunks of prompts; 0: the next tokens of decoding sequences */
-  uint32_t sequences; /* capacity of a pass; 0: 1 */
-  uint32_t tokens;    /* decode: tokens of every sequence; prompts: maximum of one sequence; 0: 1 */
-  uint32_t pages;     /* maximum of one sequence; 0: 2,048 */
-  uint32_t output_f32; /* 1: attention writes f32; 0: bf16 */
-} crumb_device_batch_options;
-
-CRUMB_API crumb_code crumb_device_batch_open(crumb_device_worker* worker,
-                                             const crumb_device_batch_options* options,
-                                             crumb_device_batch** out);
-/* Blocks until the passes on the stream are done. `batch` may be NULL. */
-CRUMB_API void crumb_device_batch_close(crumb_device_batch* batch);
-
-typedef struct crumb_pass_entry {
-  crumb_device_sequence* sequence;
-  uint32_t tokens; /* fresh tokens; decode: the batch's number */
-} crumb_pass_entry;
-
-/* A pass calls prepare, start, append and attend of every layer, and advance. In a decode batch the
- * calls between prepare and advance may be captured into a CUDA graph once and launched for every
- * pass. CRUMB_RESOURCE_EXHAUSTED: there is no room in device memory; nothing has changed. */
-CRUMB_API crumb_code crumb_device_batch_prepare(crumb_device_batch* batch,
-                                                const crumb_pass_entry* entries, size_t count);
-CRUMB_API crumb_code crumb_device_batch_start(crumb_device_batch* batch);
-/* k, v device [sequences, tokens, kv_heads, head_dim] bf16; for prompts [all fresh tokens, ...] */
-CRUMB_API crumb_code crumb_device_batch_append(crumb_device_batch* batch, uint32_t layer,
-                                               const void* k, const void* v);
-/* q, out device [sequences, tokens, q_heads, head_dim]; for prompts [all fresh tokens, ...] */
-CRUMB_API crumb_code crumb_device_batch_attend(crumb_device_batch* batch, uint32_t layer,
-                                               const void* q, void* out);
-/* Ends the pass. The first counts[i] fresh tokens of entry i stay; they are the next counts[i]
- * elements of `tokens`. CRUMB_DATA_LOSS: cached pages of the sequences that the message names are
- * damaged. */
-CRUMB_API crumb_code crumb_device_batch_advance(crumb_device_batch* batch, const int32_t* tokens,
-                                                const uint32_t* counts, size_t entries);
-CRUMB_API crumb_code crumb_device_batch_fork(crumb_device_batch* batch,
-                                             crumb_device_sequence* sequence,
-                                             crumb_device_sequence** out);
-/* Publishes every full page. The handle must still be closed. */
-CRUMB_API crumb_code crumb_device_batch_finish(crumb_device_batch* batch,
-                                               crumb_device_sequence* sequence);
 
 #ifdef __cplusplus
 }

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "client/c_api/handles.h"
 #include "client/c_api/options.h"
 #include "common/status_macros.h"
 #include "crumb/block_attention.h"
+#include "crumb/transfer.h"
 #include "fmt/format.h"
 
 namespace crumb::c_api {
@@ -44,18 +46,22 @@ client::FreshRows RowsOf(const crumb_block_rows& rows) {
           .out_stride = rows.out_stride};
 }
 
-absl::Status Check(const crumb_block_batch& batch, const crumb_block_rows& rows) {
+absl::Status CheckTables(const char* function, const crumb_block_batch& batch) {
   if (batch.requests > INT32_MAX) {
     return absl::InvalidArgumentError(fmt::format("a batch of {} requests", batch.requests));
   }
   const bool tables = batch.query_start != nullptr && batch.lengths != nullptr &&
                       batch.history != nullptr && batch.sink != nullptr && batch.recent != nullptr;
+  if (batch.requests == 0 || tables) return absl::OkStatus();
+  return absl::InvalidArgumentError(fmt::format("{}: a table is NULL", function));
+}
+
+absl::Status Check(const crumb_block_batch& batch, const crumb_block_rows& rows) {
+  CRUMB_RETURN_IF_ERROR(CheckTables("crumb_block_attend", batch));
   const bool data =
       rows.q != nullptr && rows.k != nullptr && rows.v != nullptr && rows.out != nullptr;
-  if (batch.requests > 0 && (!tables || !data)) {
-    return absl::InvalidArgumentError("crumb_block_attend: a table or rows are NULL");
-  }
-  return absl::OkStatus();
+  if (batch.requests == 0 || data) return absl::OkStatus();
+  return absl::InvalidArgumentError("crumb_block_attend: rows are NULL");
 }
 
 }  // namespace
@@ -100,8 +106,83 @@ crumb_code BlockAttend(crumb_block_attention* attention, uint32_t layer,
     const crumb_block_batch step = Known(batch);
     const crumb_block_rows fresh = Known(rows);
     CRUMB_RETURN_IF_ERROR(Check(step, fresh));
-    return attention->attention->Attend(static_cast<int>(std::min<uint32_t>(layer, INT32_MAX)),
-                                        PoolOf(Known(pool)), BatchOf(step), RowsOf(fresh));
+    return attention->attention->Attend(IntOf(layer), PoolOf(Known(pool)), BatchOf(step),
+                                        RowsOf(fresh));
+  });
+}
+
+crumb_code DeviceBlocksOpen(crumb_device* device, const crumb_worker_options* options,
+                            const crumb_device_block_options* device_options,
+                            crumb_device_blocks** out) {
+  return Guarded([&]() -> absl::Status {
+    if (options == nullptr || out == nullptr) {
+      return absl::InvalidArgumentError("crumb_device_blocks_open: options or out is NULL");
+    }
+    CRUMB_ASSIGN_OR_RETURN(const client::WorkerOptions wanted, OptionsOf(Known(options)));
+    const crumb_device_block_options given = Known(device_options);
+    client::DeviceBlockLimits limits;
+    for (const auto& [from, to] : {std::pair{given.requests, &limits.requests},
+                                   {given.tokens, &limits.tokens},
+                                   {given.pages, &limits.pages}}) {
+      if (from != 0) *to = IntOf(from);
+    }
+    if (given.has_padding_block != 0) limits.padding_block = given.padding_block;
+    CRUMB_ASSIGN_OR_RETURN(auto attention,
+                           client::DeviceBlockAttention::Open(wanted, limits, *device->device));
+    *out = new crumb_device_blocks{device->device, std::move(attention)};
+    return absl::OkStatus();
+  });
+}
+
+void DeviceBlocksClose(crumb_device_blocks* blocks) { delete blocks; }
+
+uint64_t DeviceBlocksBytes(const crumb_device_blocks* blocks) {
+  return blocks->attention->device_bytes();
+}
+
+crumb_code DeviceBlocksPrepare(crumb_device_blocks* blocks, const crumb_block_pool* pool,
+                               const crumb_block_batch* batch, const crumb_block_step* step,
+                               void* stream) {
+  return Guarded([&]() -> absl::Status {
+    const crumb_block_batch given = Known(batch);
+    const crumb_block_step sizes = Known(step);
+    CRUMB_RETURN_IF_ERROR(CheckTables("crumb_device_blocks_prepare", given));
+    return blocks->attention->Prepare(PoolOf(Known(pool)), BatchOf(given),
+                                      {.requests = IntOf(given.requests),
+                                       .decodes = IntOf(sizes.decodes),
+                                       .tokens = IntOf(sizes.tokens),
+                                       .tokens_max = IntOf(sizes.tokens_max)},
+                                      static_cast<client::DeviceStream>(stream));
+  });
+}
+
+crumb_code DeviceBlocksAttend(crumb_device_blocks* blocks, uint32_t layer,
+                              const crumb_block_pool* pool, const crumb_block_rows* rows,
+                              void* stream) {
+  return Guarded([&]() -> absl::Status {
+    return blocks->attention->Attend(IntOf(layer), PoolOf(Known(pool)), RowsOf(Known(rows)),
+                                     static_cast<client::DeviceStream>(stream));
+  });
+}
+
+crumb_code DeviceBlocksCheck(crumb_device_blocks* blocks) {
+  return Guarded([&] { return blocks->attention->TakeFault(); });
+}
+
+crumb_code TransferUseBlocks(crumb_transfer* transfer, const crumb_block_cache* given) {
+  return Guarded([&]() -> absl::Status {
+    const crumb_block_cache cache = Known(given);
+    if (cache.pools == nullptr && cache.layers > 0) {
+      return absl::InvalidArgumentError("crumb_transfer_use_blocks: pools is NULL");
+    }
+    client::BlockCache view;
+    const auto* at = reinterpret_cast<const std::byte*>(cache.pools);
+    for (uint32_t i = 0; i < cache.layers; ++i) {
+      const auto* pool = reinterpret_cast<const crumb_block_pool*>(at);
+      view.layers.push_back(PoolOf(Known(pool)));
+      at += pool->size;  // as the caller's header has it
+    }
+    return transfer->transfer->UseBlocks(std::move(view));
   });
 }
 

@@ -1,18 +1,21 @@
 /* SPDX-FileCopyrightText: The Crumb authors
  * SPDX-License-Identifier: Apache-2.0
  *
- * What libcrumb.so, which is crumb.h and nothing else, calls in libcrumb_core.so, which is the
- * client. Both are of one build: the table has no versions of its own. */
+ * What libcrumb.so, which is the C interface and nothing else, calls in libcrumb_core.so, which is
+ * the client. Both are of one build: the table has no versions of its own. */
 #ifndef CRUMB_CLIENT_C_API_CORE_TABLE_H_
 #define CRUMB_CLIENT_C_API_CORE_TABLE_H_
 
 #include "crumb.h"
+#include "crumb_blocks.h"
+#include "crumb_device.h"
+#include "crumb_transfer.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* A member for every function of crumb.h that the core implements, named without crumb_. */
+/* A member for every function of the C interface that the core implements, named without crumb_. */
 typedef struct crumb_core_table {
   const char* (*message)(void);
   crumb_code (*client_open)(const crumb_client_options*, crumb_client**);
@@ -51,6 +54,7 @@ typedef struct crumb_core_table {
   crumb_code (*transfer_open)(crumb_client*, const crumb_worker_options*, crumb_transfer**);
   void (*transfer_close)(crumb_transfer*);
   crumb_code (*transfer_use_cache)(crumb_transfer*, const crumb_paged_cache*);
+  crumb_code (*transfer_use_blocks)(crumb_transfer*, const crumb_block_cache*);
   crumb_code (*transfer_keyspace)(crumb_transfer*, uint32_t, void*, size_t, size_t*);
   crumb_code (*transfer_keys)(crumb_transfer*, const void*, size_t, const int32_t*, size_t,
                               const uint8_t*, size_t, uint8_t*);
@@ -79,6 +83,15 @@ typedef struct crumb_core_table {
   void (*block_attention_close)(crumb_block_attention*);
   crumb_code (*block_attend)(crumb_block_attention*, uint32_t, const crumb_block_pool*,
                              const crumb_block_batch*, const crumb_block_rows*);
+  crumb_code (*device_blocks_open)(crumb_device*, const crumb_worker_options*,
+                                   const crumb_device_block_options*, crumb_device_blocks**);
+  void (*device_blocks_close)(crumb_device_blocks*);
+  uint64_t (*device_blocks_bytes)(const crumb_device_blocks*);
+  crumb_code (*device_blocks_prepare)(crumb_device_blocks*, const crumb_block_pool*,
+                                      const crumb_block_batch*, const crumb_block_step*, void*);
+  crumb_code (*device_blocks_attend)(crumb_device_blocks*, uint32_t, const crumb_block_pool*,
+                                     const crumb_block_rows*, void*);
+  crumb_code (*device_blocks_check)(crumb_device_blocks*);
   crumb_code (*device_open)(const char*, uint32_t, crumb_device**);
   void (*device_close)(crumb_device*);
   crumb_code (*device_worker_open)(crumb_client*, crumb_device*, const crumb_worker_options*,

@@ -18,7 +18,7 @@ namespace {
 constexpr int kDraftSlots = 7;
 
 void SetInt(uint32_t given, int* option) {
-  if (given != 0) *option = static_cast<int>(std::min<uint32_t>(given, INT32_MAX));
+  if (given != 0) *option = IntOf(given);
 }
 
 template <typename Number>

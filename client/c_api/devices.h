@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "crumb.h"
+#include "crumb_device.h"
 
-// Implements the functions of crumb.h for device workers. Handles are not null.
+// Implements the functions of crumb_device.h for device workers. Handles are not null.
 namespace crumb::c_api {
 
 crumb_code DeviceOpen(const char* back_end, uint32_t ordinal, crumb_device** out);

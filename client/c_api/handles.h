@@ -10,12 +10,16 @@
 #include "crumb.h"
 #include "crumb/block_attention.h"
 #include "crumb/client.h"
+#include "crumb/device_block_attention.h"
 #include "crumb/device_worker.h"
 #include "crumb/transfer.h"
 #include "crumb/worker.h"
+#include "crumb_blocks.h"
+#include "crumb_device.h"
+#include "crumb_transfer.h"
 
-// The objects behind the opaque handles of crumb.h. Members are destroyed in reverse order, a
-// worker before its client.
+// The objects behind the opaque handles of the C interface. Members are destroyed in reverse order,
+// a worker before its client.
 struct crumb_client {
   std::shared_ptr<crumb::client::Client> client;
 };
@@ -56,6 +60,11 @@ struct crumb_block_attention {
 
 struct crumb_device {
   std::shared_ptr<crumb::client::Device> device;
+};
+
+struct crumb_device_blocks {
+  std::shared_ptr<crumb::client::Device> device;
+  std::unique_ptr<crumb::client::DeviceBlockAttention> attention;
 };
 
 struct crumb_device_worker {

@@ -182,6 +182,9 @@ void crumb_transfer_close(crumb_transfer* transfer) {
 crumb_code crumb_transfer_use_cache(crumb_transfer* transfer, const crumb_paged_cache* cache) {
   return CRUMB_HANDED(transfer, core->transfer_use_cache(transfer, cache));
 }
+crumb_code crumb_transfer_use_blocks(crumb_transfer* transfer, const crumb_block_cache* cache) {
+  return CRUMB_HANDED(transfer, core->transfer_use_blocks(transfer, cache));
+}
 crumb_code crumb_transfer_keyspace(crumb_transfer* transfer, uint32_t timeout_ms, void* token,
                                    size_t token_capacity, size_t* token_bytes) {
   return CRUMB_HANDED(
@@ -276,6 +279,30 @@ crumb_code crumb_block_attend(crumb_block_attention* attention, uint32_t layer,
                               const crumb_block_pool* pool, const crumb_block_batch* batch,
                               const crumb_block_rows* rows) {
   return CRUMB_HANDED(attention, core->block_attend(attention, layer, pool, batch, rows));
+}
+crumb_code crumb_device_blocks_open(crumb_device* device, const crumb_worker_options* options,
+                                    const crumb_device_block_options* device_options,
+                                    crumb_device_blocks** out) {
+  return CRUMB_HANDED(device, core->device_blocks_open(device, options, device_options, out));
+}
+void crumb_device_blocks_close(crumb_device_blocks* blocks) {
+  if (blocks != NULL) core->device_blocks_close(blocks);
+}
+uint64_t crumb_device_blocks_bytes(const crumb_device_blocks* blocks) {
+  return blocks != NULL ? core->device_blocks_bytes(blocks) : 0;
+}
+crumb_code crumb_device_blocks_prepare(crumb_device_blocks* blocks, const crumb_block_pool* pool,
+                                       const crumb_block_batch* batch, const crumb_block_step* step,
+                                       void* stream) {
+  return CRUMB_HANDED(blocks, core->device_blocks_prepare(blocks, pool, batch, step, stream));
+}
+crumb_code crumb_device_blocks_attend(crumb_device_blocks* blocks, uint32_t layer,
+                                      const crumb_block_pool* pool, const crumb_block_rows* rows,
+                                      void* stream) {
+  return CRUMB_HANDED(blocks, core->device_blocks_attend(blocks, layer, pool, rows, stream));
+}
+crumb_code crumb_device_blocks_check(crumb_device_blocks* blocks) {
+  return CRUMB_HANDED(blocks, core->device_blocks_check(blocks));
 }
 
 /* Device workers. */

@@ -2,6 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "crumb.h"
@@ -11,6 +14,11 @@
 
 // Converts between structs of crumb.h and the client's types.
 namespace crumb::c_api {
+
+// Returns the number, or the largest int if it does not fit.
+inline int IntOf(uint32_t number) {
+  return static_cast<int>(std::min<uint32_t>(number, INT32_MAX));
+}
 
 // kInvalidArgument names the member; kNotFound: there is no such rotation file.
 absl::StatusOr<client::WorkerOptions> OptionsOf(const crumb_worker_options& given);

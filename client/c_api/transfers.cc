@@ -80,7 +80,7 @@ crumb_code TransferUseCache(crumb_transfer* transfer, const crumb_paged_cache* g
     if (cache.k == nullptr || cache.v == nullptr) return Null("crumb_transfer_use_cache", "k or v");
     client::PagedCache view;
     view.blocks = static_cast<int64_t>(std::min<uint64_t>(cache.blocks, INT64_MAX));
-    view.block_tokens = static_cast<int>(std::min<uint32_t>(cache.block_tokens, INT32_MAX));
+    view.block_tokens = IntOf(cache.block_tokens);
     for (uint32_t i = 0; i < cache.layers; ++i) {
       view.layers.push_back({.k = RowsOf(cache.k[i]), .v = RowsOf(cache.v[i])});
     }

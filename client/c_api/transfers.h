@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "crumb.h"
+#include "crumb_transfer.h"
 
-// Implements the functions of crumb.h for transfers.
+// Implements the functions of crumb_transfer.h for transfers.
 namespace crumb::c_api {
 
 crumb_code TransferOpen(crumb_client* client, const crumb_worker_options* options,

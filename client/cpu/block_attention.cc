@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "client/cpu/cpu_backend.h"
-#include "client/worker/segment_rule.h"
 #include "common/page_key.h"
 #include "common/status_macros.h"
 #include "kernels/bf16.h"
@@ -17,15 +16,10 @@ namespace crumb::client {
 namespace {
 
 using kernels::Bf16;
+using kernels::BlockHeader;
+using kernels::BlockStart;
 
-constexpr uint32_t kHeaderMagic = 0x314b4c42;  // "BLK1"
-
-// Row 0 of a request's recent blocks, in the place of the first KV head. Each layer has its own.
-struct RecentHeader {
-  uint32_t magic = 0;  // 0: the request is new
-  int32_t hit = 0;     // tokens that were computed when the request began
-  int32_t length = 0;  // tokens whose rows were stored
-};
+static_assert(kernels::kBlockTokens == kPageTokens);
 
 int DivideUp(int value, int by) { return (value + by - 1) / by; }
 
@@ -121,10 +115,21 @@ BlockGeometry BlockGeometryOf(const WorkerOptions& options) {
   geometry.rows_per_block =
       geometry.tile_bytes / static_cast<int>(2 * options.head_dim * sizeof(Bf16));
   geometry.sink_blocks = DivideUp(kPageTokens, geometry.rows_per_block);
+  geometry.recent_tokens = options.recent_tokens;
   // One more window than the minimum is there before the oldest becomes history.
   geometry.recent_blocks =
       DivideUp(1 + options.recent_tokens + kPageTokens, geometry.rows_per_block);
   return geometry;
+}
+
+absl::Status CheckBlockPool(const BlockPool& pool, const BlockGeometry& geometry, int kv_heads) {
+  if (pool.history == nullptr || pool.sink == nullptr || pool.recent == nullptr ||
+      pool.block_stride < int64_t{geometry.tile_bytes} * kv_heads) {
+    return absl::InvalidArgumentError(
+        "the pool has no memory for one of its groups, or its block_stride is less than the tiles "
+        "of a layer");
+  }
+  return absl::OkStatus();
 }
 
 BlockAttention::BlockAttention(const WorkerOptions& options)
@@ -134,7 +139,7 @@ BlockAttention::BlockAttention(const WorkerOptions& options)
 
 BlockAttention::~BlockAttention() = default;
 
-absl::StatusOr<std::unique_ptr<BlockAttention>> BlockAttention::Open(const WorkerOptions& options) {
+absl::Status CheckBlockOptions(const WorkerOptions& options) {
   CRUMB_RETURN_IF_ERROR(options.Validate());
   if (options.history_format != kernels::PageFormat::kInt2) {
     return absl::InvalidArgumentError("block attention has INT2 history only, not BF16");
@@ -144,6 +149,11 @@ absl::StatusOr<std::unique_ptr<BlockAttention>> BlockAttention::Open(const Worke
         "v_basis: an engine's values are in the model's basis, and the rotation file has them "
         "rotated");
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<BlockAttention>> BlockAttention::Open(const WorkerOptions& options) {
+  CRUMB_RETURN_IF_ERROR(CheckBlockOptions(options));
   return std::unique_ptr<BlockAttention>(new BlockAttention(options));
 }
 
@@ -153,12 +163,7 @@ absl::Status BlockAttention::Check(int layer, const BlockPool& pool,
     return absl::InvalidArgumentError("layer " + std::to_string(layer) + " of " +
                                       std::to_string(options_.own_layers()));
   }
-  if (pool.history == nullptr || pool.sink == nullptr || pool.recent == nullptr ||
-      pool.block_stride < int64_t{geometry_.tile_bytes} * options_.own_kv_heads()) {
-    return absl::InvalidArgumentError(
-        "the pool has no memory for one of its groups, or its block_stride is less than the tiles "
-        "of a layer");
-  }
+  CRUMB_RETURN_IF_ERROR(CheckBlockPool(pool, geometry_, options_.own_kv_heads()));
   if (batch.requests < 0 || (batch.requests > 0 && batch.query_start[0] != 0)) {
     return absl::InvalidArgumentError("the batch's query_start does not begin with 0");
   }
@@ -201,42 +206,24 @@ absl::StatusOr<BlockAttention::Request> BlockAttention::RequestOf(const BlockPoo
 
 absl::Status BlockAttention::ReadHeader(const BlockPool& pool, Request& request) const {
   std::byte* const place = pool.recent + pool.block_stride * request.recent[0];
-  RecentHeader header;
+  BlockHeader header;
   std::memcpy(&header, place, sizeof(header));
-  if (header.magic == 0) {
-    header = {.magic = kHeaderMagic, .hit = request.begin, .length = request.begin};
-    if (request.begin % kPageTokens != 0) {
+  switch (StartTokens(geometry_, request.begin, request.end, &header)) {
+    case BlockStart::kInsideWindow:
       return absl::InvalidArgumentError("request " + std::to_string(request.index) +
                                         " begins with " + std::to_string(request.begin) +
                                         " computed tokens, which is no multiple of 64");
-    }
+    case BlockStart::kRowsMissing:
+      return absl::FailedPreconditionError(
+          "request " + std::to_string(request.index) + " continues at token " +
+          std::to_string(request.begin) + ", and its recent blocks hold rows up to token " +
+          std::to_string(header.length) + ": new requests need a first recent block of zeros");
+    case BlockStart::kValid:
+      break;
   }
-  // Rows that a step behind this one wrote may have replaced rows that are needed again.
-  const int kept = header.length - geometry_.recent_capacity();
-  const bool rows_are_there = request.begin <= header.length &&
-                              (request.begin == header.length ||
-                               std::max(HistoryEnd(request, request.begin), header.hit) >= kept);
-  if (header.magic != kHeaderMagic || header.hit > request.begin || !rows_are_there) {
-    return absl::FailedPreconditionError(
-        "request " + std::to_string(request.index) + " continues at token " +
-        std::to_string(request.begin) + ", and its recent blocks hold rows up to token " +
-        std::to_string(header.length) + ": new requests need a first recent block of zeros");
-  }
-  header.length = request.end;
   std::memcpy(place, &header, sizeof(header));
   request.hit = header.hit;
   return absl::OkStatus();
-}
-
-// Returns the row of a position in its request's recent blocks.
-int BlockAttention::RecentRow(int position) const {
-  return 1 + (position - kPageTokens) % geometry_.recent_capacity();
-}
-
-// Returns the end of the history that the token at `position` attends.
-int BlockAttention::HistoryEnd(const Request& request, int position) const {
-  const SegmentRule rule{.recent_tokens = options_.recent_tokens};
-  return std::max(rule.HistoryEnd(position + 1), request.hit);
 }
 
 absl::Status BlockAttention::Attend(int layer, const BlockPool& pool, const BlockBatch& batch,
@@ -279,8 +266,8 @@ void BlockAttention::StoreShared(int layer, const BlockPool& pool, const Request
 
 absl::Status BlockAttention::AttendRequest(int layer, const BlockPool& pool, const Request& request,
                                            const FreshRows& rows) const {
-  GatheredRows gathered(HistoryEnd(request, request.begin), request.end, options_.own_kv_heads(),
-                        options_.head_dim);
+  GatheredRows gathered(geometry_.HistoryEnd(request.begin, request.hit), request.end,
+                        options_.own_kv_heads(), options_.head_dim);
   Gather(pool, request, rows, gathered);
   // The latest rows, as many as there is room for. They replace rows that were gathered.
   const int oldest = std::max(kPageTokens, request.end - geometry_.recent_capacity());
@@ -288,9 +275,9 @@ absl::Status BlockAttention::AttendRequest(int layer, const BlockPool& pool, con
   std::vector<uint64_t> pages;
   for (int p = request.begin; p < request.end;) {
     // Tokens with the same history are attended together.
-    const int history_end = HistoryEnd(request, p);
+    const int history_end = geometry_.HistoryEnd(p, request.hit);
     int last = p + 1;
-    while (last < request.end && HistoryEnd(request, last) == history_end) ++last;
+    while (last < request.end && geometry_.HistoryEnd(last, request.hit) == history_end) ++last;
     while (static_cast<int>(pages.size()) < history_end / kPageTokens - 1) {
       const int32_t block = request.history[1 + pages.size()];
       pages.push_back(reinterpret_cast<uint64_t>(pool.history + pool.block_stride * block));
@@ -342,7 +329,7 @@ void BlockAttention::Gather(const BlockPool& pool, const Request& request, const
       gathered.Set(p, head, row, row + dim);
     }
     for (int p = gathered.begin(); p < request.begin; ++p) {
-      const Bf16* const row = recent.row(RecentRow(p), head);
+      const Bf16* const row = recent.row(geometry_.recent_row(p), head);
       gathered.Set(p, head, row, row + dim);
     }
     for (int p = request.begin; p < std::min(request.end, gathered.end()); ++p) {
@@ -363,7 +350,8 @@ void BlockAttention::StoreRows(const BlockPool& pool, const Request& request, co
   for (int p = begin; p < end; ++p) {
     const int64_t at = request.first + p - request.begin;
     for (int head = 0; head < options_.own_kv_heads(); ++head) {
-      Bf16* const row = p < kPageTokens ? sink.row(p, head) : recent.row(RecentRow(p), head);
+      Bf16* const row =
+          p < kPageTokens ? sink.row(p, head) : recent.row(geometry_.recent_row(p), head);
       std::memcpy(row, rows.k + at * rows.k_stride + int64_t{head} * dim, dim * sizeof(Bf16));
       std::memcpy(row + dim, rows.v + at * rows.v_stride + int64_t{head} * dim, dim * sizeof(Bf16));
     }

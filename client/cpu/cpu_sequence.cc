@@ -340,24 +340,23 @@ void CpuSequence::CompletePages() {
   int stored = layers_.front().stored_pages;
   for (const LayerState& layer : layers_) stored = std::min(stored, layer.stored_pages);
   const int end = std::min(stored, log_.length() / kPageTokens);
-  for (; complete_pages_ < end; ++complete_pages_) CompletePage(complete_pages_);
-}
-
-void CpuSequence::CompletePage(int index) {
-  std::shared_ptr<Page> page = std::move(own_[index]);
-  log_.Identify(index, *page);
-  page->generation = keyspace_->generation;
-  if (index == 0) {
-    page->finite =
-        AllFinite(reinterpret_cast<const Bf16*>(page->tiles), page->bytes / sizeof(Bf16));
+  for (; complete_pages_ < end; ++complete_pages_) {
+    const int index = complete_pages_;
+    std::shared_ptr<Page> page = std::move(own_[index]);
+    log_.Identify(index, *page);
+    page->generation = keyspace_->generation;
+    if (index == 0) {
+      page->finite =
+          AllFinite(reinterpret_cast<const Bf16*>(page->tiles), page->bytes / sizeof(Bf16));
+    }
+    parts_.tally.windows_evicted.Add();
+    stats_.stored_bytes += page->bytes;
+    if (!page->finite) {
+      parts_.publisher.NoteRefusedWindow();
+      damaged_page_ = std::min(damaged_page_, index);
+    }
+    pages_[index] = index >= damaged_page_ ? std::move(page) : parts_.table.Share(std::move(page));
   }
-  parts_.tally.windows_evicted.Add();
-  stats_.stored_bytes += page->bytes;
-  if (!page->finite) {
-    parts_.publisher.NoteRefusedWindow();
-    damaged_page_ = std::min(damaged_page_, index);
-  }
-  pages_[index] = index >= damaged_page_ ? std::move(page) : parts_.table.Share(std::move(page));
 }
 
 void CpuSequence::PublishPages() {

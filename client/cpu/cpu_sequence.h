@@ -86,7 +86,6 @@ class CpuSequence final : public Sequence {
   void DropFresh(std::span<const int32_t> accepted);
   absl::Status StoreAndComplete(int page_end);
   void CompletePages();
-  void CompletePage(int index);
   void PublishPages();
   int HistoryEndNow() const;
   int RowsBegin() const;

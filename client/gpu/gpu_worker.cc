@@ -131,8 +131,8 @@ absl::Status GpuWorker::JoinPools() {
   if (device_options_.pool_bytes == 0 || client_ == nullptr || client_->pools() == nullptr) {
     return absl::OkStatus();
   }
-  CRUMB_ASSIGN_OR_RETURN(
-      pools_, WorkerPools::Open(options_, device_options_, geometry_, device_, *client_));
+  CRUMB_ASSIGN_OR_RETURN(pools_, WorkerPools::Open(options_, device_options_, geometry_, device_,
+                                                   *client_, *pages_, *sinks_));
   pages_->Share(pools_->pages(), *background_);
   sinks_->Share(pools_->sinks(), *background_);
   return absl::OkStatus();
@@ -175,6 +175,29 @@ absl::Status GpuWorker::AllocateSlots() {
   return absl::OkStatus();
 }
 
+absl::Status GpuWorker::OpenLoader() {
+  const DeviceWorkerOptions& o = device_options_;
+  CRUMB_ASSIGN_OR_RETURN(
+      loader_,
+      PrefixLoader::Create(
+          {.device = device_,
+           .geometry = geometry_,
+           .pages = *pages_,
+           .bf16_pages = *bf16_pages_,
+           .sinks = *sinks_,
+           .background = *background_,
+           .pinner = *pinner_,
+           .provide = [this](const KeyspaceBinding& keyspace) { return ProvideFor(keyspace); },
+           .damaged = [this] { NoteDamage(); },
+           .unchecked = [this](const absl::Status& why) { NoteUnchecked(why); },
+           .loaded = [this](const auto& keyspace,
+                            auto pages) { NoteLoaded(keyspace, std::move(pages)); },
+           .keeps_sums = pools_ != nullptr || o.scrub_pages_per_second > 0,
+           .slots_timeout = kSlotsTimeout},
+          o.loads, o.load_pages, o.load_kernel_layers));
+  return absl::OkStatus();
+}
+
 absl::Status GpuWorker::Allocate() {
   const DeviceWorkerOptions& o = device_options_;
   CRUMB_ASSIGN_OR_RETURN(constants_, DeviceConstants::Upload(device_, options_));
@@ -184,33 +207,9 @@ absl::Status GpuWorker::Allocate() {
       results_, EvictResults::Create(device_, o.evict_results,
                                      std::max(kEvictWindowsMin, o.sequences), geometry_.tiles()));
   CRUMB_ASSIGN_OR_RETURN(reader_, DevicePageReader::Create(device_, *pinner_));
+  CRUMB_RETURN_IF_ERROR(OpenLoader());
   CRUMB_ASSIGN_OR_RETURN(
-      loader_, PrefixLoader::Create(
-                   {.device = device_,
-                    .geometry = geometry_,
-                    .pages = *pages_,
-                    .bf16_pages = *bf16_pages_,
-                    .sinks = *sinks_,
-                    .background = *background_,
-                    .pinner = *pinner_,
-                    .damaged = [this] { NoteDamage(); },
-                    .unchecked = [this](const absl::Status& why) { NoteUnchecked(why); },
-                    .loaded = [this](const auto& keyspace,
-                                     auto pages) { NoteLoaded(keyspace, std::move(pages)); },
-                    .keeps_sums = pools_ != nullptr || o.scrub_pages_per_second > 0,
-                    .slots_timeout = kSlotsTimeout},
-                   o.loads, o.load_pages, o.load_kernel_layers));
-  intake_ =
-      std::make_unique<DevicePageIntake>(DevicePageIntake::Parts{.options = options_,
-                                                                 .device_options = device_options_,
-                                                                 .geometry = geometry_,
-                                                                 .pools = pools_.get(),
-                                                                 .pages = *pages_,
-                                                                 .bf16_pages = *bf16_pages_,
-                                                                 .sinks = *sinks_,
-                                                                 .loader = *loader_});
-  CRUMB_ASSIGN_OR_RETURN(
-      starter_, SequenceStarter::Create(options_, client_, *reader_, intake_.get(), pools_.get()));
+      starter_, SequenceStarter::Create(options_, client_, *reader_, loader_.get(), pools_.get()));
   pinner_->Use();
   CRUMB_ASSIGN_OR_RETURN(
       settler_, PageSettler::Create(device_, geometry_.page_bytes(PageFormat::kBf16), *starter_,
@@ -248,6 +247,20 @@ absl::Status GpuWorker::Allocate() {
   return absl::OkStatus();
 }
 
+// Allocates the slots of BF16 history pages if sequences in this keyspace need them and they are
+// not there yet. kResourceExhausted: there is no device memory.
+absl::Status GpuWorker::ProvideFor(const KeyspaceBinding& keyspace) {
+  if (keyspace.history_format != PageFormat::kBf16) return absl::OkStatus();
+  const int count = device_options_.bf16_pages;
+  const absl::Status provided = bf16_pages_->Provide();
+  if (count > 0 && !absl::IsResourceExhausted(provided)) return provided;
+  return absl::ResourceExhaustedError(
+      "sequences of " + options_.model + " store BF16 now, and there is no device memory for " +
+      std::to_string(count) + " BF16 pages of " +
+      std::to_string(geometry_.page_bytes(PageFormat::kBf16) * count) +
+      " bytes in all (bf16_pages of DeviceWorkerOptions)");
+}
+
 // Publishes pages that crumbd has elsewhere and this device has now.
 void GpuWorker::NoteLoaded(const std::shared_ptr<const KeyspaceBinding>& keyspace,
                            std::vector<std::shared_ptr<const Page>> pages) {
@@ -269,7 +282,7 @@ void GpuWorker::NoteUnchecked(const absl::Status& why) {
 
 absl::StatusOr<std::unique_ptr<DeviceSequence>> GpuWorker::MakeSequence(
     const SequenceOptions& options, SequenceStart start) {
-  CRUMB_RETURN_IF_ERROR(intake_->ProvideFor(*start.keyspace));
+  CRUMB_RETURN_IF_ERROR(ProvideFor(*start.keyspace));
   if (scrubber_ != nullptr) scrubber_->Offer(start.pages, options_.verify_every);
   return std::make_unique<GpuSequence>(*parts_, options, std::move(start));
 }

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "client/gpu/device/arena_pinner.h"
-#include "client/gpu/device_page_intake.h"
 #include "client/gpu/device_page_reader.h"
 #include "client/gpu/gpu_worker_parts.h"
 #include "client/gpu/page_scrubber.h"
@@ -46,9 +45,11 @@ class GpuWorker final : public DeviceWorker {
             Device& device);
   absl::Status Allocate();
   absl::Status AllocateSlots();
+  absl::Status OpenLoader();
   absl::Status JoinPools();
   absl::StatusOr<std::unique_ptr<DeviceSequence>> MakeSequence(const SequenceOptions& options,
                                                                SequenceStart start);
+  absl::Status ProvideFor(const KeyspaceBinding& keyspace);
   void NoteDamage();
   void NoteUnchecked(const absl::Status& why);
   void NoteLoaded(const std::shared_ptr<const KeyspaceBinding>& keyspace,
@@ -69,7 +70,6 @@ class GpuWorker final : public DeviceWorker {
   std::unique_ptr<EvictResults> results_;
   std::unique_ptr<DevicePageReader> reader_;
   std::unique_ptr<PrefixLoader> loader_;
-  std::unique_ptr<DevicePageIntake> intake_;
   std::unique_ptr<PageSettler> settler_;
   std::unique_ptr<SequenceStarter> starter_;  // its publisher's thread uses everything above
   std::unique_ptr<WindowWatch> watch_;        // null: quality is not watched

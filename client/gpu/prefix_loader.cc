@@ -48,14 +48,6 @@ absl::StatusOr<std::unique_ptr<PrefixLoader>> PrefixLoader::Create(const Parts& 
   return loader;
 }
 
-LoadLane* PrefixLoader::TakeLane() {
-  MutexLock lock(&mutex_);
-  if (idle_.empty()) return nullptr;
-  LoadLane* lane = idle_.back();
-  idle_.pop_back();
-  return lane;
-}
-
 void PrefixLoader::GiveBack(LoadLane* lane) {
   MutexLock lock(&mutex_);
   idle_.push_back(lane);
@@ -78,7 +70,7 @@ PrefixLoader::Tables PrefixLoader::TablesAt(uint64_t base, int capacity) const {
 }
 
 // A prefix, and its load once a page has to be copied.
-class PrefixLoader::Incoming final : public PageIntake::Prefix {
+class PrefixLoader::Incoming final : public Prefix {
  public:
   Incoming(PrefixLoader& loader, Keyspace keyspace, int capacity)
       : loader_(loader), keyspace_(std::move(keyspace)), capacity_(capacity) {}
@@ -129,8 +121,11 @@ class PrefixLoader::Incoming final : public PageIntake::Prefix {
   std::shared_ptr<Job> job_;
 };
 
-std::unique_ptr<PageIntake::Prefix> PrefixLoader::NewPrefix(Keyspace keyspace, int pages_max) {
-  return std::make_unique<Incoming>(*this, std::move(keyspace), std::min(pages_max, pages_max_));
+std::unique_ptr<PageIntake::Prefix> PrefixLoader::NewPrefix(const Keyspace& keyspace,
+                                                            int pages_max) {
+  // If there is no memory for its pages, the sequence cannot begin either.
+  const int most = parts_.provide(*keyspace).ok() ? std::min(pages_max, pages_max_) : 0;
+  return std::make_unique<Incoming>(*this, keyspace, most);
 }
 
 absl::StatusOr<PrefixLoader::Pages> PrefixLoader::AssignSlots(const Pages& from) {
@@ -162,8 +157,13 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::AssignSlots(const Pages& from)
 }
 
 std::shared_ptr<PrefixLoader::Job> PrefixLoader::NewJob(const Keyspace& keyspace, int capacity) {
-  LoadLane* lane = TakeLane();
-  if (lane == nullptr) return nullptr;
+  LoadLane* lane = nullptr;
+  {
+    MutexLock lock(&mutex_);
+    if (idle_.empty()) return nullptr;
+    lane = idle_.back();
+    idle_.pop_back();
+  }
   auto job = std::make_shared<Job>();
   job->load = std::make_shared<PrefixLoad>(parts_.device, *lane);
   job->arena = parts_.pinner.Use();

@@ -29,7 +29,7 @@ namespace crumb::client {
 
 // PrefixLoader copies pages from crumbd's memory and from peers to device slots, layer by layer on
 // a stream of its own, and verifies the tiles' checksums there. Thread-safe.
-class PrefixLoader {
+class PrefixLoader final : public PageIntake {
  public:
   using Keyspace = std::shared_ptr<const KeyspaceBinding>;
 
@@ -41,6 +41,8 @@ class PrefixLoader {
     SlotPool& sinks;
     Background& background;  // completes loads; REQUIRES: it is destroyed before the loader
     ArenaPinner& pinner;
+    // Provides the slots that sequences in a keyspace need; without them no page is loaded.
+    std::function<absl::Status(const KeyspaceBinding&)> provide;
     std::function<void()> damaged;  // called for each load with a damaged page
     // called for each load whose checksums did not arrive
     std::function<void(const absl::Status&)> unchecked;
@@ -56,7 +58,7 @@ class PrefixLoader {
 
   // Starts a prefix of up to `pages_max` pages: see PageIntake. Placed pages stay where they are.
   // The first layer of each part is enqueued at once. Does not block on copies of pinned memory.
-  std::unique_ptr<PageIntake::Prefix> NewPrefix(Keyspace keyspace, int pages_max);
+  std::unique_ptr<Prefix> NewPrefix(const Keyspace& keyspace, int pages_max) override;
 
  private:
   using Pages = std::vector<std::shared_ptr<Page>>;
@@ -98,7 +100,6 @@ class PrefixLoader {
         pages_max_(pages_max),
         kernel_layers_(kernel_layers),
         enqueuer_("crumb-load") {}
-  LoadLane* TakeLane();
   void GiveBack(LoadLane* lane);
   std::shared_ptr<Job> NewJob(const Keyspace& keyspace, int capacity);
   // Adds pages, enqueues their first layer, and returns those for which there was room.

@@ -17,9 +17,9 @@ using kernels::PageFormat;
 absl::StatusOr<std::unique_ptr<WorkerPools>> WorkerPools::Open(const WorkerOptions& options,
                                                                const DeviceWorkerOptions& pools,
                                                                const DeviceGeometry& geometry,
-                                                               Device& device, Client& client) {
-  std::unique_ptr<WorkerPools> opened(new WorkerPools(
-      options, geometry, std::max(1, pools.load_kernel_layers), pools.pool_write_through));
+                                                               Device& device, Client& client,
+                                                               SlotPool& pages, SlotPool& sinks) {
+  std::unique_ptr<WorkerPools> opened(new WorkerPools(options, geometry, pools, pages, sinks));
   CRUMB_ASSIGN_OR_RETURN(auto memory, device.OpenMemory());
   CRUMB_ASSIGN_OR_RETURN(opened->own_, opened->OpenPair(pools, std::move(memory), client, false));
   for (const int peer : pools.pool_peers) {
@@ -74,17 +74,16 @@ TileRange WorkerPools::FirstSums() const {
   return first;
 }
 
-HeldPages WorkerPools::Hold(Fragments fragments, const std::shared_ptr<const Lease>& lease,
-                            SlotPool& pages, SlotPool& sinks) const {
+HeldPages WorkerPools::Hold(Fragments fragments, const std::shared_ptr<const Lease>& lease) {
   HeldPages held;
   held.pages.reserve(fragments.size());
   while (held.status.ok() && held.pages.size() < fragments.size()) {
     const Fragments rest = fragments.subspan(held.pages.size());
     const FragmentHeader& first = *rest.front()->shape;
-    const bool sink = first.format == crumb::PageFormat::kBf16;
+    const bool sink = first.format == PageFormat::kBf16;
     if (const size_t own = OwnRun(rest); own > 0) {
-      held.status =
-          HoldOwn(rest.first(own), lease, PoolOf(own_, first), sink ? sinks : pages, &held.pages);
+      held.status = HoldOwn(rest.first(own), lease, PoolOf(own_, first),
+                            sink ? sink_slots_ : page_slots_, &held.pages);
       continue;
     }
     held.status = HoldElsewhere(rest, lease, &held.pages);
@@ -113,7 +112,7 @@ absl::Status WorkerPools::HoldOwn(Fragments fragments, const std::shared_ptr<con
                                   DevicePool& pool, SlotPool& slots,
                                   std::vector<std::shared_ptr<Page>>* held) const {
   CRUMB_ASSIGN_OR_RETURN(auto in_pool, pool.Hold(fragments, lease));
-  const auto format = static_cast<PageFormat>(fragments.front()->shape->format);
+  const PageFormat format = fragments.front()->shape->format;
   std::vector<SlotRef> taken;
   taken.reserve(in_pool.size());
   for (size_t i = 0; i < in_pool.size(); ++i) {
@@ -205,7 +204,7 @@ void WorkerPools::FillForCopy(const DeviceFragment& fragment,
                               const std::shared_ptr<const DeviceSlot>& slot, Page& page) const {
   const FragmentHeader& shape = *fragment.shape;
   const TileRange own = options_.own_tiles(), range = shape.range;
-  page.format = static_cast<PageFormat>(shape.format);
+  page.format = shape.format;
   page.tile_bytes = shape.tile_bytes;
   page.layer_stride = page.tile_bytes * range.heads.size();
   page.bytes = FragmentTilesBytes(own.tiles(), shape.tile_bytes);

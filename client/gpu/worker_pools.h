@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <vector>
@@ -13,8 +14,7 @@
 #include "client/gpu/device_geometry.h"
 #include "client/gpu/pools/device_pool.h"
 #include "client/gpu/pools/slot_pool.h"
-#include "client/worker/in_place_committer.h"
-#include "client/worker/page_intake.h"
+#include "client/worker/shared_pages.h"
 #include "crumb/acquire.h"
 #include "crumb/device_options.h"
 #include "crumb/worker_options.h"
@@ -23,23 +23,23 @@ namespace crumb::client {
 
 // WorkerPools has the device pools in which a GPU worker takes part: one of INT2 pages and one of
 // sinks on its own device, and those of peers, from which it copies. Thread-safe.
-class WorkerPools final : public InPlaceCommitter {
+class WorkerPools final : public SharedPages {
  public:
-  // Everything is borrowed. kInvalidArgument: an option is wrong; kFailedPrecondition,
-  // kUnavailable: the device's memory cannot be passed to other processes, or a peer cannot be
-  // reached.
+  // Everything is borrowed; `pages` and `sinks` adopt slots of the own device's pools.
+  // kInvalidArgument: an option is wrong; kFailedPrecondition, kUnavailable: the device's memory
+  // cannot be passed to other processes, or a peer cannot be reached.
   static absl::StatusOr<std::unique_ptr<WorkerPools>> Open(const WorkerOptions& options,
                                                            const DeviceWorkerOptions& pools,
                                                            const DeviceGeometry& geometry,
-                                                           Device& device, Client& client);
+                                                           Device& device, Client& client,
+                                                           SlotPool& pages, SlotPool& sinks);
 
   DevicePool& pages() const { return *own_.pages; }
   DevicePool& sinks() const { return *own_.sinks; }
 
-  // See PageIntake. `pages` and `sinks` adopt slots of the own device's pools.
-  void NamePools(AcquireRequest* request) const;
+  void NamePools(AcquireRequest* request) const override;
   HeldPages Hold(std::span<const DeviceFragment* const> fragments,
-                 const std::shared_ptr<const Lease>& lease, SlotPool& pages, SlotPool& sinks) const;
+                 const std::shared_ptr<const Lease>& lease) override;
 
   // A page in a pool of the own device.
   struct PoolPage {
@@ -68,9 +68,14 @@ class WorkerPools final : public InPlaceCommitter {
     std::unique_ptr<DevicePool> pages, sinks;
   };
 
-  WorkerPools(const WorkerOptions& options, const DeviceGeometry& geometry, int first_layers,
-              bool copies)
-      : options_(options), geometry_(geometry), first_layers_(first_layers), copies_(copies) {}
+  WorkerPools(const WorkerOptions& options, const DeviceGeometry& geometry,
+              const DeviceWorkerOptions& pools, SlotPool& pages, SlotPool& sinks)
+      : options_(options),
+        geometry_(geometry),
+        page_slots_(pages),
+        sink_slots_(sinks),
+        first_layers_(std::max(1, pools.load_kernel_layers)),
+        copies_(pools.pool_write_through) {}
   absl::StatusOr<Pair> OpenPair(const DeviceWorkerOptions& pools,
                                 std::unique_ptr<DeviceMemory> memory, Client& client,
                                 bool peer) const;
@@ -80,7 +85,7 @@ class WorkerPools final : public InPlaceCommitter {
     return format == kernels::PageFormat::kBf16 ? *pair.sinks : *pair.pages;
   }
   static DevicePool& PoolOf(const Pair& pair, const FragmentHeader& header) {
-    return PoolOf(pair, static_cast<kernels::PageFormat>(header.format));
+    return PoolOf(pair, header.format);
   }
   absl::Status WithdrawDamaged(std::span<const std::shared_ptr<const Page>> pages,
                                Duration timeout) const;
@@ -96,6 +101,8 @@ class WorkerPools final : public InPlaceCommitter {
 
   const WorkerOptions& options_;
   const DeviceGeometry& geometry_;
+  SlotPool& page_slots_;
+  SlotPool& sink_slots_;
   const int first_layers_;
   const bool copies_;
   Pair own_;

@@ -10,8 +10,6 @@
 namespace crumb::client {
 namespace {
 
-constexpr size_t kTileAlignment = 128;
-
 absl::StatusOr<LeasedFragment> ReadOne(const Connection& connection, const v1::Fragments& at,
                                        int index) {
   CRUMB_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes,

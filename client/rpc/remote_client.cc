@@ -8,8 +8,7 @@
 #include <utility>
 
 #include "client/rpc/fragment_stream.h"
-#include "client/rpc/remote_acquire.h"
-#include "client/rpc/remote_staging.h"
+#include "client/rpc/remote_calls.h"
 #include "client/rpc/wire.h"
 #include "common/status_macros.h"
 #include "common/tls_files.h"

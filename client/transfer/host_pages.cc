@@ -7,14 +7,11 @@
 #include <functional>
 #include <utility>
 
-#include "client/transfer/paged_cache.h"
 #include "common/page_key.h"
 #include "common/status_macros.h"
 
 namespace crumb::client {
 namespace {
-
-using kernels::Bf16;
 
 // Number of tiles passed to WorkerOptions::parallel_for at once, whose count is an int.
 constexpr int kTilesAtOnce = 1 << 20;
@@ -41,7 +38,7 @@ void ForEachTile(const WorkerOptions& options, size_t pages, int layer_begin, in
 
 class HostPageLoad final : public PageLoad {
  public:
-  HostPageLoad(const TransferParts& parts, std::shared_ptr<const PagedCache> cache,
+  HostPageLoad(const TransferParts& parts, std::shared_ptr<const HostCache> cache,
                std::span<const int64_t> blocks, std::vector<std::shared_ptr<Page>> pages)
       : parts_(parts),
         cache_(std::move(cache)),
@@ -53,33 +50,24 @@ class HostPageLoad final : public PageLoad {
   absl::Status LoadLayers(int begin, int end, DeviceStream) override {
     CRUMB_RETURN_IF_ERROR(CheckLayers(parts_.options, begin, end));
     ForEachTile(parts_.options, pages_.size(), begin, end,
-                [this](size_t page, int layer, int head) { LoadTile(*pages_[page], layer, head); });
+                [this](size_t page, int layer, int head) {
+                  cache_->LoadTile(*pages_[page], layer, head, blocks_);
+                });
     return absl::OkStatus();
   }
   absl::StatusOr<bool> Done() override { return true; }
   absl::Status Wait() override { return absl::OkStatus(); }
 
  private:
-  void LoadTile(const Page& page, int layer, int head) const {
-    const int dim = parts_.options.head_dim;
-    std::vector<Bf16> rows(size_t{2} * kPageTokens * dim);
-    Bf16* const v = rows.data() + size_t{kPageTokens} * dim;
-    parts_.backend.ReadTile(page, layer, head, rows.data(), v);
-    const int at = static_cast<int>(page.position);
-    const PagedCache::Layer& to = cache_->layers[layer];
-    ScatterPage(rows.data(), cache_->block_tokens, blocks_, at, head, dim, to.k);
-    ScatterPage(v, cache_->block_tokens, blocks_, at, head, dim, to.v);
-  }
-
   const TransferParts parts_;
-  const std::shared_ptr<const PagedCache> cache_;
+  const std::shared_ptr<const HostCache> cache_;
   const std::vector<int64_t> blocks_;
   const std::vector<std::shared_ptr<Page>> pages_;
 };
 
 class HostPageStore final : public PageStore {
  public:
-  HostPageStore(const TransferParts& parts, std::shared_ptr<const PagedCache> cache,
+  HostPageStore(const TransferParts& parts, std::shared_ptr<const HostCache> cache,
                 KeyspaceBinder::Binding keyspace, std::span<const int64_t> blocks,
                 std::vector<std::shared_ptr<Page>> pages)
       : parts_(parts),
@@ -93,7 +81,9 @@ class HostPageStore final : public PageStore {
   absl::Status StoreLayers(int begin, int end, DeviceStream) override {
     CRUMB_RETURN_IF_ERROR(CheckLayers(parts_.options, begin, end));
     ForEachTile(parts_.options, pages_.size(), begin, end,
-                [this](size_t page, int layer, int head) { StoreTile(page, layer, head); });
+                [this](size_t page, int layer, int head) {
+                  status_[page].fetch_or(cache_->StoreTile(blocks_, layer, head, *pages_[page]));
+                });
     stored_.Add(begin, end);
     return absl::OkStatus();
   }
@@ -107,21 +97,8 @@ class HostPageStore final : public PageStore {
   }
 
  private:
-  void StoreTile(size_t index, int layer, int head) {
-    const Page& page = *pages_[index];
-    const int dim = parts_.options.head_dim;
-    std::vector<Bf16> rows(size_t{2} * kPageTokens * dim);
-    Bf16* const v = rows.data() + size_t{kPageTokens} * dim;
-    const int at = static_cast<int>(page.position);
-    const PagedCache::Layer& from = cache_->layers[layer];
-    GatherPage(from.k, cache_->block_tokens, blocks_, at, head, dim, rows.data());
-    GatherPage(from.v, cache_->block_tokens, blocks_, at, head, dim, v);
-    const WindowRows window{.k = rows.data(), .v = v, .stride = dim};
-    status_[index].fetch_or(parts_.backend.StoreTile(window, layer, head, page));
-  }
-
   const TransferParts parts_;
-  const std::shared_ptr<const PagedCache> cache_;
+  const std::shared_ptr<const HostCache> cache_;
   const KeyspaceBinder::Binding keyspace_;
   const std::vector<int64_t> blocks_;
   std::vector<std::shared_ptr<Page>> pages_;
@@ -132,14 +109,14 @@ class HostPageStore final : public PageStore {
 }  // namespace
 
 std::unique_ptr<PageLoad> NewHostPageLoad(const TransferParts& parts,
-                                          std::shared_ptr<const PagedCache> cache,
+                                          std::shared_ptr<const HostCache> cache,
                                           std::span<const int64_t> blocks,
                                           std::vector<std::shared_ptr<Page>> pages) {
   return std::make_unique<HostPageLoad>(parts, std::move(cache), blocks, std::move(pages));
 }
 
 std::unique_ptr<PageStore> NewHostPageStore(const TransferParts& parts,
-                                            std::shared_ptr<const PagedCache> cache,
+                                            std::shared_ptr<const HostCache> cache,
                                             KeyspaceBinder::Binding keyspace,
                                             std::span<const int64_t> blocks,
                                             std::vector<std::shared_ptr<Page>> pages) {

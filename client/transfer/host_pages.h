@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "client/transfer/host_cache.h"
 #include "client/transfer/stored_pages.h"
 #include "crumb/transfer.h"
 
@@ -14,11 +15,11 @@ namespace crumb::client {
 
 // Loads and stores of a cache in host memory, which are done when a call returns.
 std::unique_ptr<PageLoad> NewHostPageLoad(const TransferParts& parts,
-                                          std::shared_ptr<const PagedCache> cache,
+                                          std::shared_ptr<const HostCache> cache,
                                           std::span<const int64_t> blocks,
                                           std::vector<std::shared_ptr<Page>> pages);
 std::unique_ptr<PageStore> NewHostPageStore(const TransferParts& parts,
-                                            std::shared_ptr<const PagedCache> cache,
+                                            std::shared_ptr<const HostCache> cache,
                                             KeyspaceBinder::Binding keyspace,
                                             std::span<const int64_t> blocks,
                                             std::vector<std::shared_ptr<Page>> pages);

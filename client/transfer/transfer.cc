@@ -6,6 +6,7 @@
 
 #include "client/cpu/cpu_backend.h"
 #include "client/transfer/device_pages.h"
+#include "client/transfer/host_cache.h"
 #include "client/transfer/host_pages.h"
 #include "client/transfer/paged_cache.h"
 #include "client/worker/keyspace_binder.h"
@@ -46,8 +47,14 @@ class PagedTransfer final : public Transfer {
   }
 
   absl::Status UseCache(PagedCache cache) override {
-    CRUMB_RETURN_IF_ERROR(CheckCache(cache, options_.own_layers()));
-    Use(std::make_shared<const PagedCache>(std::move(cache)), nullptr);
+    CRUMB_ASSIGN_OR_RETURN(auto host, NewPagedHostCache(std::move(cache), options_, backend_));
+    Use({.host = std::move(host), .device_layout = {}, .device = nullptr});
+    return absl::OkStatus();
+  }
+
+  absl::Status UseBlocks(BlockCache cache) override {
+    CRUMB_ASSIGN_OR_RETURN(auto host, NewBlockHostCache(std::move(cache), options_, backend_));
+    Use({.host = std::move(host), .device_layout = {}, .device = nullptr});
     return absl::OkStatus();
   }
 
@@ -58,7 +65,9 @@ class PagedTransfer final : public Transfer {
     CRUMB_ASSIGN_OR_RETURN(
         std::shared_ptr<DeviceCache> on_device,
         DeviceCache::Create(std::move(device), options_, cache, options, client_));
-    Use(std::make_shared<const PagedCache>(std::move(cache)), std::move(on_device));
+    Use({.host = nullptr,
+         .device_layout = std::make_shared<const PagedCache>(std::move(cache)),
+         .device = std::move(on_device)});
     return absl::OkStatus();
   }
 
@@ -130,7 +139,7 @@ class PagedTransfer final : public Transfer {
           fmt::format("pages [{}, {}) with {} keys of a prefix of {} pages", first_page, end_page,
                       keys.size(), held));
     }
-    CRUMB_RETURN_IF_ERROR(CheckBlocks(*cache.layout, blocks, first_page, end_page));
+    CRUMB_RETURN_IF_ERROR(cache.CheckBlocks(blocks, first_page, end_page));
     // The load holds the memory of the connection, so that it stays pinned. After a reconnection
     // in between the pages lie in memory that is not pinned yet, whose copies are slower.
     std::shared_ptr<const PinnedArena> arena = cache.device ? cache.device->Arena() : nullptr;
@@ -143,7 +152,7 @@ class PagedTransfer final : public Transfer {
       return NewDevicePageLoad(Parts(), std::move(cache.device), std::move(arena), blocks,
                                std::move(pages));
     }
-    return NewHostPageLoad(Parts(), std::move(cache.layout), blocks, std::move(pages));
+    return NewHostPageLoad(Parts(), std::move(cache.host), blocks, std::move(pages));
   }
 
   absl::StatusOr<std::unique_ptr<PageStore>> StartStore(const StoreRequest& request) override {
@@ -155,8 +164,11 @@ class PagedTransfer final : public Transfer {
       return absl::InvalidArgumentError(
           fmt::format("a store of {} pages from page {} on", count, request.first_page));
     }
-    CRUMB_RETURN_IF_ERROR(CheckBlocks(*cache.layout, request.blocks, request.first_page,
-                                      request.first_page + static_cast<int>(count)));
+    CRUMB_RETURN_IF_ERROR(cache.CheckBlocks(request.blocks, request.first_page,
+                                            request.first_page + static_cast<int>(count)));
+    if (cache.host != nullptr) {
+      CRUMB_RETURN_IF_ERROR(cache.host->CheckFormat(token.keyspace.history_format));
+    }
     std::vector<std::shared_ptr<Page>> pages;
     pages.reserve(count);
     for (size_t i = 0; i < count; ++i) {
@@ -169,7 +181,7 @@ class PagedTransfer final : public Transfer {
       return NewDevicePageStore(Parts(), std::move(cache.device), std::move(keyspace),
                                 request.blocks, std::move(pages));
     }
-    return NewHostPageStore(Parts(), std::move(cache.layout), std::move(keyspace), request.blocks,
+    return NewHostPageStore(Parts(), std::move(cache.host), std::move(keyspace), request.blocks,
                             std::move(pages));
   }
 
@@ -184,10 +196,17 @@ class PagedTransfer final : public Transfer {
   // Time for crumbd to reply from its memory alone.
   static constexpr Duration kHostOnlyTimeout = std::chrono::milliseconds(50);
 
-  // The cache in use. `device` is null if it is in host memory.
+  // The cache in use: one in host memory, or one in device memory with its layout. All are null
+  // before there is one.
   struct UsedCache {
-    std::shared_ptr<const PagedCache> layout;
+    std::shared_ptr<const HostCache> host;
+    std::shared_ptr<const PagedCache> device_layout;
     std::shared_ptr<DeviceCache> device;
+
+    absl::Status CheckBlocks(std::span<const int64_t> blocks, int first_page, int end_page) const {
+      return host != nullptr ? host->CheckBlocks(blocks, first_page, end_page)
+                             : client::CheckBlocks(*device_layout, blocks, first_page, end_page);
+    }
   };
 
   TransferParts Parts() {
@@ -198,10 +217,10 @@ class PagedTransfer final : public Transfer {
             .settler = *settler_};
   }
 
-  void Use(std::shared_ptr<const PagedCache> layout, std::shared_ptr<DeviceCache> device) {
+  void Use(UsedCache cache) {
     UsedCache before;  // destroyed outside the lock
     MutexLock lock(&mutex_);
-    before = std::exchange(cache_, {std::move(layout), std::move(device)});
+    before = std::exchange(cache_, std::move(cache));
   }
 
   absl::StatusOr<LeadToken> Decode(std::string_view bytes) const {
@@ -215,8 +234,8 @@ class PagedTransfer final : public Transfer {
 
   absl::StatusOr<UsedCache> Cache() const {
     MutexLock lock(&mutex_);
-    if (cache_.layout == nullptr) {
-      return absl::FailedPreconditionError("UseCache was not called");
+    if (cache_.host == nullptr && cache_.device == nullptr) {
+      return absl::FailedPreconditionError("no cache was set: UseCache was not called");
     }
     return cache_;
   }
@@ -226,11 +245,7 @@ class PagedTransfer final : public Transfer {
   std::vector<std::shared_ptr<Page>> Fetch(const LeadToken& token, std::span<const PageKey> keys,
                                            int first_page, Duration timeout) {
     if (token.lease == 0 || token.keyspace.epoch != client_.epoch()) return {};
-    PageRequest request;
-    request.keyspace = &token.keyspace;
-    request.keys = keys;
-    request.timeout = timeout;
-    request.run = keys.front();
+    PageRequest request(token.keyspace, keys, 0, static_cast<int>(keys.size()), 0, timeout);
     request.lease = token.lease;
     request.lease_epoch = token.keyspace.epoch;
     request.skip = first_page;
@@ -255,7 +270,8 @@ class PagedTransfer final : public Transfer {
     page->position = static_cast<uint32_t>(number);
     page->generation = keyspace.generation;
     page->format = number == 0 ? PageFormat::kBf16 : keyspace.history_format;
-    page->over_int2_prefix = request.over_int2_prefix;
+    page->over_int2_prefix =
+        request.over_int2_prefix || (cache.host != nullptr && cache.host->ComputedOverInt2(number));
     page->tile_bytes = options_.tile_shape().bytes(page->format);
     page->layer_stride = page->tile_bytes * own.heads.size();
     page->bytes = FragmentTilesBytes(own.tiles(), page->tile_bytes);

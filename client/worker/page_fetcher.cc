@@ -7,6 +7,7 @@
 #include "client/worker/deferred_checksums.h"
 #include "client/worker/page.h"
 #include "common/crc32c.h"
+#include "common/placement.h"
 #include "common/status_macros.h"
 
 namespace crumb::client {
@@ -89,7 +90,7 @@ PageFetcher::PendingFetch PageFetcher::Start(const PageRequest& request) const {
   wanted.generation = request.keyspace->generation;
   wanted.keys = request.keys;
   wanted.first_page = static_cast<uint32_t>(request.first_page);
-  wanted.run = request.run;
+  wanted.run = request.prompt_keys[request.first_page / kRunPages * kRunPages];
   wanted.range = request.whole_pages ? options_.all_tiles() : options_.own_tiles();
   wanted.window_tokens = static_cast<uint32_t>(request.window_tokens);
   wanted.wait_for_lower_tiers = request.timeout > Duration::zero();
@@ -98,7 +99,7 @@ PageFetcher::PendingFetch PageFetcher::Start(const PageRequest& request) const {
   wanted.lease_epoch = request.lease_epoch;
   wanted.verify_every = options_.verify_every;
   wanted.behind_miss = request.behind_miss;
-  if (intake_ != nullptr) intake_->NamePools(&wanted);
+  if (shared_ != nullptr) shared_->NamePools(&wanted);
   if (!wanted.pools.empty()) wanted.own = options_.own_tiles();
   auto pending = client_.StartAcquire(wanted);
   return {request, std::move(wanted), std::move(pending)};
@@ -154,7 +155,7 @@ absl::StatusOr<FetchedPages> PageFetcher::Finish(PendingFetch pending) const {
       }
       page->key = request.keys[i];
       page->generation = request.keyspace->generation;
-      page->parent = i == 0 ? request.parent : request.keys[i - 1];
+      page->parent = request.ParentOf(i);
       page->position = static_cast<uint32_t>(request.first_page + i);
       fetched.bytes += page->bytes;
       fetched.pages.push_back(std::move(page));
@@ -231,7 +232,10 @@ HeldPages PageFetcher::HoldOnDevice(const PageRequest& request,
     if (one.ok()) chosen.push_back(*one);
   }
   if (chosen.empty()) return none;
-  HeldPages held = intake_->Hold(chosen, lease);
+  if (shared_ == nullptr) {
+    return {{}, absl::NotFoundError("this worker takes part in no device pool")};
+  }
+  HeldPages held = shared_->Hold(chosen, lease);
   if (held.status.ok()) held.status = none.status;
   return held;
 }
@@ -250,8 +254,7 @@ absl::StatusOr<const DeviceFragment*> PageFetcher::Choose(std::span<const Device
 
 absl::Status PageFetcher::CheckFits(const FragmentHeader& header,
                                     kernels::PageFormat format) const {
-  if (static_cast<int>(header.format) != static_cast<int>(format) ||
-      header.tile_bytes != options_.tile_shape().bytes(format) ||
+  if (header.format != format || header.tile_bytes != options_.tile_shape().bytes(format) ||
       header.layout_id != kernels::kTileLayoutId) {
     return absl::DataLossError("a fragment of another format");
   }

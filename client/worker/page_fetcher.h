@@ -9,28 +9,43 @@
 
 #include "client/worker/keyspace_binding.h"
 #include "client/worker/page.h"
-#include "client/worker/page_intake.h"
 #include "client/worker/page_pool.h"
+#include "client/worker/shared_pages.h"
 #include "crumb/acquire.h"
 #include "crumb/client.h"
 #include "crumb/worker_options.h"
 
 namespace crumb::client {
 
-// A request for the pages of a prefix, or of the rest of one.
+// A request for the pages of a prefix, or of the rest of one. Refers to the keyspace and the keys.
 struct PageRequest {
-  const KeyspaceBinding* keyspace = nullptr;
-  int first_page = 0;  // position of keys[0] in its sequence
-  PageKey parent;      // key of the page before keys[0]
-  PageKey run;         // see AcquireRequest
+  // Pages [first, end) of the prompt with these keys.
+  PageRequest(const KeyspaceBinding& binding, std::span<const PageKey> keys_of_prompt, int first,
+              int end, int window, Duration longest)
+      : keyspace(&binding),
+        prompt_keys(keys_of_prompt),
+        first_page(first),
+        keys(prompt_keys.subspan(first, end - first)),
+        window_tokens(window),
+        timeout(longest) {}
+
+  // The key of the page before page `index` of `keys`; zeros for the first of the prompt.
+  PageKey ParentOf(int index) const {
+    const int page = first_page + index;
+    return page == 0 ? PageKey{} : prompt_keys[page - 1];
+  }
+
+  const KeyspaceBinding* keyspace;
+  std::span<const PageKey> prompt_keys;
+  int first_page;  // position of keys[0] in its sequence
   std::span<const PageKey> keys;
-  int window_tokens = 0;                // see AcquireRequest
-  Duration timeout = Duration::zero();  // zero: host memory only
-  bool whole_pages = false;             // only pages with all layers and heads are hits
-  uint64_t lease = 0;                   // see AcquireRequest
-  uint64_t lease_epoch = 0;             // see AcquireRequest
-  int skip = 0;                         // number of leading keys whose pages the caller has already
-  bool behind_miss = false;             // see AcquireRequest
+  int window_tokens;         // see AcquireRequest
+  Duration timeout;          // zero: host memory only
+  bool whole_pages = false;  // only pages with all layers and heads are hits
+  uint64_t lease = 0;        // see AcquireRequest
+  uint64_t lease_epoch = 0;  // see AcquireRequest
+  int skip = 0;              // number of leading keys whose pages the caller has already
+  bool behind_miss = false;  // see AcquireRequest
 };
 
 // The pages of a prefix in the form that attention reads, held by a lease.
@@ -45,7 +60,7 @@ struct FetchedPages {
 };
 
 // PageFetcher acquires this rank's part of pages from crumbd and makes it readable: in place if one
-// fragment has all of it, in crumbd's memory or in a device pool of the intake's; otherwise copied
+// fragment has all of it, in crumbd's memory or in a shared device pool; otherwise copied
 // together and verified. Thread-safe.
 class PageFetcher {
  public:
@@ -72,9 +87,9 @@ class PageFetcher {
     absl::StatusOr<AcquireResult> result_;
   };
 
-  // Everything is borrowed. `intake` may be null, which means no device pools.
-  PageFetcher(const WorkerOptions& options, Client& client, PagePool& pool, PageIntake* intake)
-      : options_(options), client_(client), pool_(pool), intake_(intake) {}
+  // Everything is borrowed. `shared` may be null, which means no device pools.
+  PageFetcher(const WorkerOptions& options, Client& client, PagePool& pool, SharedPages* shared)
+      : options_(options), client_(client), pool_(pool), shared_(shared) {}
 
   // Sends the request.
   PendingFetch Start(const PageRequest& request) const;
@@ -100,7 +115,7 @@ class PageFetcher {
   const WorkerOptions& options_;
   Client& client_;
   PagePool& pool_;
-  PageIntake* const intake_;
+  SharedPages* const shared_;
 };
 
 }  // namespace crumb::client

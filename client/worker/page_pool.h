@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/mutex.h"
+#include "common/page_format.h"
 
 namespace crumb::client {
 
@@ -20,8 +21,6 @@ struct FreeBytes {
 
 // Uninitialized memory, aligned to kTileAlignment.
 using AlignedBytes = std::unique_ptr<std::byte, FreeBytes>;
-
-inline constexpr size_t kTileAlignment = 128;
 
 // Returns null if there is no memory.
 inline AlignedBytes AllocateAligned(size_t bytes) {

@@ -48,17 +48,18 @@ int WindowTokens(size_t tokens, int pages) {
 }  // namespace
 
 PrefixFinder::PrefixFinder(const WorkerOptions& options, Client* client, PageIntake* intake,
-                           PagePool& pool, PageTable& table, WorkerTally& tally,
-                           std::function<void()> stale)
+                           SharedPages* shared, PagePool& pool, PageTable& table,
+                           WorkerTally& tally, std::function<void()> stale)
     : options_(options),
       rule_{.recent_tokens = options.recent_tokens, .prefill_block = options.prefill_block},
       client_(client),
       intake_(intake),
+      parts_max_(intake != nullptr && shared == nullptr ? kCopiedPartsMax : kPartsMax),
       table_(table),
       tally_(tally),
       stale_(std::move(stale)) {
   if (client_ != nullptr) {
-    fetcher_ = std::make_unique<PageFetcher>(options_, *client_, pool, intake_);
+    fetcher_ = std::make_unique<PageFetcher>(options_, *client_, pool, shared);
   }
 }
 
@@ -78,22 +79,6 @@ void PrefixFinder::CountShared(SequenceStart& start) {
   tally_.hit_tokens_worker.Add(start.stats.hit_tokens_worker);
 }
 
-// Returns a request for pages [first, end) of the prompt.
-PageRequest PrefixFinder::RequestFor(const SequenceStart& start, int first, int end,
-                                     int window_tokens, Duration timeout) const {
-  return {.keyspace = start.keyspace.get(),
-          .first_page = first,
-          .parent = first == 0 ? PageKey{} : start.prompt_keys[first - 1],
-          .run = start.prompt_keys[first / kRunPages * kRunPages],
-          .keys = std::span(start.prompt_keys).subspan(first, end - first),
-          .window_tokens = window_tokens,
-          .timeout = timeout,
-          .whole_pages = false,
-          .lease = 0,
-          .skip = 0,
-          .behind_miss = false};
-}
-
 bool PrefixFinder::CanFetch(const SequenceStart& start) const {
   return fetcher_ != nullptr && start.keyspace->known_to_crumbd;
 }
@@ -108,15 +93,11 @@ void PrefixFinder::FetchRest(SequenceStart& start, int pages_max, Duration timeo
   const int first = static_cast<int>(start.pages.size());
   if (!CanFetch(start) || first >= pages_max) return;
   const int window = WindowTokens(start.prompt->size(), pages_max);
-  absl::StatusOr<FetchedPages> fetched =
-      fetcher_->Fetch(RequestFor(start, first, pages_max, window, timeout));
+  absl::StatusOr<FetchedPages> fetched = fetcher_->Fetch(
+      PageRequest(*start.keyspace, start.prompt_keys, first, pages_max, window, timeout));
   if (!fetched.ok()) return NoteFetchFailure(start, fetched.status());
   const auto intake = NewPrefix(start, pages_max - first);
   NoteFetched(start, *fetched, fetched->page_tiers, intake.get());
-}
-
-int PrefixFinder::PartsMax() const {
-  return intake_ != nullptr && !intake_->attends_in_place() ? kCopiedPartsMax : kPartsMax;
 }
 
 // Parts acquires the prefix of one prompt in parts. It requests a part once crumbd has responded
@@ -134,7 +115,7 @@ class PrefixFinder::Parts {
         deadline_(Clock::Real().Now() + timeout_),
         pages_max_(finder.HitPagesMax(tokens.size(), options)),
         ends_(PartEnds(static_cast<int>(start.prompt_keys.size()), pages_max_,
-                       finder.options_.part_pages, finder.PartsMax())) {}
+                       finder.options_.part_pages, finder.parts_max_)) {}
 
   void Fetch() {
     TakeShared();
@@ -172,8 +153,9 @@ class PrefixFinder::Parts {
     Duration left = timeout_;
     if (left > Duration::zero()) left = std::max(deadline_ - Clock::Real().Now(), Duration(1));
     const bool last = part + 1 == ends_.size();
-    return finder_.fetcher_->Start(finder_.RequestFor(
-        start_, first, ends_[part], last ? WindowTokens(tokens_.size(), pages_max_) : 0, left));
+    return finder_.fetcher_->Start(
+        PageRequest(*start_.keyspace, start_.prompt_keys, first, ends_[part],
+                    last ? WindowTokens(tokens_.size(), pages_max_) : 0, left));
   }
 
   void HashAhead(size_t end) {
@@ -203,8 +185,8 @@ class PrefixFinder::Parts {
   // Reports the keys behind a miss to crumbd, which counts them as requested and looks none up.
   void CountRest() {
     Hash(static_cast<size_t>(pages_max_));
-    PageRequest request = finder_.RequestFor(
-        start_, ends_[part_], pages_max_, WindowTokens(tokens_.size(), pages_max_), kCountTimeout);
+    PageRequest request(*start_.keyspace, start_.prompt_keys, ends_[part_], pages_max_,
+                        WindowTokens(tokens_.size(), pages_max_), kCountTimeout);
     request.behind_miss = true;
     finder_.fetcher_->Fetch(request).status().IgnoreError();
   }
@@ -244,7 +226,7 @@ std::vector<Tier> PrefixFinder::FindWhole(SequenceStart& start, int pages_max, D
   if (!CanFetch(start) || pages_max == 0) return {};
   FindShared(start, pages_max);
   const int window = WindowTokens(start.prompt->size(), pages_max);
-  PageRequest request = RequestFor(start, 0, pages_max, window, timeout);
+  PageRequest request(*start.keyspace, start.prompt_keys, 0, pages_max, window, timeout);
   request.whole_pages = true;
   request.skip = static_cast<int>(start.pages.size());
   absl::StatusOr<FetchedPages> fetched = fetcher_->Fetch(request);
@@ -269,7 +251,7 @@ void PrefixFinder::JoinLease(SequenceStart& start, const LeadToken& token, Durat
   const int pages = static_cast<int>(token.tiers.size());
   const int have = static_cast<int>(start.pages.size());
   if (token.lease == 0 || have >= pages || token.keyspace.epoch != client_->epoch()) return;
-  PageRequest request = RequestFor(start, 0, pages, 0, timeout);
+  PageRequest request(*start.keyspace, start.prompt_keys, 0, pages, 0, timeout);
   request.lease = token.lease;
   // The client may have connected to another crumbd since the check above.
   request.lease_epoch = token.keyspace.epoch;

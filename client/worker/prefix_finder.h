@@ -14,6 +14,7 @@
 #include "client/worker/page_table.h"
 #include "client/worker/segment_rule.h"
 #include "client/worker/sequence_start.h"
+#include "client/worker/shared_pages.h"
 #include "client/worker/worker_tally.h"
 #include "crumb/client.h"
 #include "crumb/sequence.h"
@@ -28,10 +29,12 @@ namespace crumb::client {
 class PrefixFinder {
  public:
   // Everything is borrowed. `client` may be null: then only pages of live sequences are found.
-  // `intake` may be null: then pages are read where crumbd has them. `stale` is called when
-  // crumbd's response shows that the keyspace binding is stale.
-  PrefixFinder(const WorkerOptions& options, Client* client, PageIntake* intake, PagePool& pool,
-               PageTable& table, WorkerTally& tally, std::function<void()> stale);
+  // `intake` may be null: then pages are read where crumbd has them. `shared` may be null, which
+  // means no device pools. `stale` is called when crumbd's response shows that the keyspace binding
+  // is stale.
+  PrefixFinder(const WorkerOptions& options, Client* client, PageIntake* intake,
+               SharedPages* shared, PagePool& pool, PageTable& table, WorkerTally& tally,
+               std::function<void()> stale);
 
   // Finds the longest prefix, acquiring it in parts while it hashes the keys of further parts.
   void Find(SequenceStart& start, std::span<const int32_t> tokens, const SequenceOptions& options);
@@ -53,15 +56,12 @@ class PrefixFinder {
 
   void FindShared(SequenceStart& start, int pages_max) const;
   void CountShared(SequenceStart& start);
-  int PartsMax() const;
   bool CanFetch(const SequenceStart& start) const;
   std::unique_ptr<PageIntake::Prefix> NewPrefix(const SequenceStart& start, int pages_max) const;
   void FetchRest(SequenceStart& start, int pages_max, Duration timeout);
   void Hash(SequenceStart& start, std::span<const int32_t> tokens, const SequenceOptions& options,
             size_t end) const;
   void JoinLease(SequenceStart& start, const LeadToken& token, Duration timeout);
-  PageRequest RequestFor(const SequenceStart& start, int first, int end, int window_tokens,
-                         Duration timeout) const;
   void NoteFetched(SequenceStart& start, FetchedPages& fetched, std::span<const Tier> tiers,
                    PageIntake::Prefix* intake);
   void NoteFetchFailure(SequenceStart& start, const absl::Status& status);
@@ -70,6 +70,7 @@ class PrefixFinder {
   const SegmentRule rule_;
   Client* const client_;
   PageIntake* const intake_;
+  const int parts_max_;
   PageTable& table_;
   WorkerTally& tally_;
   const std::function<void()> stale_;

@@ -21,19 +21,14 @@ constexpr size_t kLoadedMax = 65536;
 // of 4 MiB is fastest with 512 KiB to 1 MiB (`crumb-bench store`, put of 32 pages).
 constexpr size_t kCommitBytes = size_t{1} << 20;
 
-static_assert(static_cast<int>(crumb::PageFormat::kBf16) ==
-              static_cast<int>(kernels::PageFormat::kBf16));
-static_assert(static_cast<int>(crumb::PageFormat::kInt2) ==
-              static_cast<int>(kernels::PageFormat::kInt2));
-
 }  // namespace
 
 Publisher::Publisher(const WorkerOptions& options, Client& client, PageReader& reader,
-                     InPlaceCommitter* place, WorkerTally& tally, std::function<void()> refused)
+                     SharedPages* shared, WorkerTally& tally, std::function<void()> refused)
     : options_(options),
       client_(client),
       reader_(reader),
-      place_(place),
+      shared_(shared),
       tally_(tally),
       refused_(std::move(refused)),
       pid_(::getpid()) {}
@@ -171,7 +166,7 @@ std::vector<Publisher::Item> Publisher::TakeBatch() {
 
 std::vector<Publisher::Item> Publisher::CommitInPlace(std::vector<Item> batch) {
   std::vector<Item> there, rest;
-  for (Item& item : batch) (place_->Has(*item.page) ? there : rest).push_back(std::move(item));
+  for (Item& item : batch) (shared_->Has(*item.page) ? there : rest).push_back(std::move(item));
   std::erase_if(rest, [](const Item& item) { return item.loaded; });
   if (there.empty()) return rest;
   std::vector<std::shared_ptr<const Page>> pages;
@@ -181,13 +176,13 @@ std::vector<Publisher::Item> Publisher::CommitInPlace(std::vector<Item> batch) {
     headers.push_back(HeaderOf(item, item.page->tile_sums));
   }
   const auto outcomes =
-      place_->Commit(there.front().keyspace->id, pages, headers, options_.publish_deadline);
+      shared_->Commit(there.front().keyspace->id, pages, headers, options_.publish_deadline);
   for (size_t i = 0; i < there.size(); ++i) {
     const CommitOutcome outcome = outcomes.ok() ? (*outcomes)[i] : CommitOutcome::kUnknown;
     const bool stored = outcome == CommitOutcome::kStored;
     if (stored) tally_.pool_pages.Add();
     if (there[i].loaded) continue;
-    if (stored && !place_->copies()) continue;
+    if (stored && !shared_->copies()) continue;
     // A page that is not visible here may become visible elsewhere. If crumbd refuses it there,
     // that is counted.
     rest.push_back(std::move(there[i]));
@@ -196,7 +191,7 @@ std::vector<Publisher::Item> Publisher::CommitInPlace(std::vector<Item> batch) {
 }
 
 void Publisher::PublishBatch(std::vector<Item> batch) {
-  if (place_ != nullptr) batch = CommitInPlace(std::move(batch));
+  if (shared_ != nullptr) batch = CommitInPlace(std::move(batch));
   if (batch.empty()) return;
   const size_t tiles_bytes = batch.front().page->bytes;
   const size_t bytes = tiles_bytes + FragmentHeaderBytes(options_.own_tiles().tiles());
@@ -263,7 +258,7 @@ absl::Status Publisher::Write(std::span<const Item> items,
 FragmentHeader Publisher::HeaderOf(const Item& item, std::vector<uint32_t> sums) const {
   const Page& page = *item.page;
   FragmentHeader header;
-  header.format = static_cast<crumb::PageFormat>(page.format);
+  header.format = page.format;
   header.over_int2_prefix = page.over_int2_prefix;
   header.layout_id = kernels::kTileLayoutId;
   header.tile_bytes = static_cast<uint32_t>(page.tile_bytes);

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/worker/in_place_committer.h"
 #include "client/worker/page_publisher.h"
 #include "client/worker/page_reader.h"
+#include "client/worker/shared_pages.h"
 #include "client/worker/worker_tally.h"
 #include "common/clock.h"
 #include "common/fragment_header.h"
@@ -29,11 +29,11 @@ namespace crumb::client {
 // bounded queues, and drops and counts pages for which there is no room. Thread-safe.
 class Publisher final : public PagePublisher {
  public:
-  // Everything is borrowed. `place` may be null, which means that no page can be committed in
+  // Everything is borrowed. `shared` may be null, which means that no page can be committed in
   // place. `refused` is called on the thread when crumbd refused a page, because the keyspace
   // binding may be stale.
-  Publisher(const WorkerOptions& options, Client& client, PageReader& reader,
-            InPlaceCommitter* place, WorkerTally& tally, std::function<void()> refused);
+  Publisher(const WorkerOptions& options, Client& client, PageReader& reader, SharedPages* shared,
+            WorkerTally& tally, std::function<void()> refused);
   // Drops all queued pages.
   ~Publisher() override;
 
@@ -79,7 +79,7 @@ class Publisher final : public PagePublisher {
   const WorkerOptions& options_;
   Client& client_;
   PageReader& reader_;
-  InPlaceCommitter* const place_;
+  SharedPages* const shared_;
   WorkerTally& tally_;
   const std::function<void()> refused_;
   const pid_t pid_;

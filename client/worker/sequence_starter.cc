@@ -21,10 +21,10 @@ constexpr Duration kBindTimeoutMin = std::chrono::milliseconds(50);
 
 absl::StatusOr<std::unique_ptr<SequenceStarter>> SequenceStarter::Create(
     const WorkerOptions& options, Client* client, PageReader& reader, PageIntake* intake,
-    InPlaceCommitter* place) {
+    SharedPages* shared) {
   CRUMB_RETURN_IF_ERROR(options.Validate());
   std::unique_ptr<SequenceStarter> starter(
-      new SequenceStarter(options, client, reader, intake, place));
+      new SequenceStarter(options, client, reader, intake, shared));
   // The publisher exists before the binder, which may run tasks on its thread.
   CRUMB_ASSIGN_OR_RETURN(
       starter->binder_,
@@ -37,18 +37,18 @@ absl::StatusOr<std::unique_ptr<SequenceStarter>> SequenceStarter::Create(
 }
 
 SequenceStarter::SequenceStarter(const WorkerOptions& options, Client* client, PageReader& reader,
-                                 PageIntake* intake, InPlaceCommitter* place)
+                                 PageIntake* intake, SharedPages* shared)
     : options_(options),
       rule_{.recent_tokens = options.recent_tokens, .prefill_block = options.prefill_block},
       client_(client),
       pool_(options.page_bytes_max),
       prompt_key_cache_(options.prompt_key_cache_tokens),
       watch_(options_, [this](double error) { NoteBadQuality(error); }),
-      finder_(std::make_unique<PrefixFinder>(options_, client_, intake, pool_, table_, tally_,
-                                             [this] { binder_->Invalidate(); })),
+      finder_(std::make_unique<PrefixFinder>(options_, client_, intake, shared, pool_, table_,
+                                             tally_, [this] { binder_->Invalidate(); })),
       null_publisher_(std::make_unique<NullPublisher>(tally_)) {
   if (client_ == nullptr) return;
-  publisher_ = std::make_unique<Publisher>(options_, *client_, reader, place, tally_,
+  publisher_ = std::make_unique<Publisher>(options_, *client_, reader, shared, tally_,
                                            [this] { binder_->Invalidate(); });
 }
 

@@ -8,7 +8,6 @@
 #include <string_view>
 #include <vector>
 
-#include "client/worker/in_place_committer.h"
 #include "client/worker/keyspace_binder.h"
 #include "client/worker/lead_token.h"
 #include "client/worker/page_intake.h"
@@ -20,6 +19,7 @@
 #include "client/worker/quality_watch.h"
 #include "client/worker/segment_rule.h"
 #include "client/worker/sequence_start.h"
+#include "client/worker/shared_pages.h"
 #include "client/worker/worker_tally.h"
 #include "crumb/client.h"
 #include "crumb/counters.h"
@@ -42,13 +42,13 @@ struct LedStart {
 class SequenceStarter {
  public:
   // `options` and `client` are borrowed; `client` may be null. `reader` copies pages to staging
-  // memory. `intake` may be null, which means that pages are read where crumbd has them. `place`
+  // memory. `intake` may be null, which means that pages are read where crumbd has them. `shared`
   // may be null, which means that pages are not committed in place. kInvalidArgument: an option is
   // wrong.
   static absl::StatusOr<std::unique_ptr<SequenceStarter>> Create(const WorkerOptions& options,
                                                                  Client* client, PageReader& reader,
                                                                  PageIntake* intake,
-                                                                 InPlaceCommitter* place);
+                                                                 SharedPages* shared);
 
   absl::StatusOr<SequenceStart> Begin(std::span<const int32_t> tokens,
                                       const SequenceOptions& options);
@@ -73,7 +73,7 @@ class SequenceStarter {
   using Binding = KeyspaceBinder::Binding;
 
   SequenceStarter(const WorkerOptions& options, Client* client, PageReader& reader,
-                  PageIntake* intake, InPlaceCommitter* place);
+                  PageIntake* intake, SharedPages* shared);
   SequenceStart StartOf(Binding keyspace, std::span<const int32_t> tokens,
                         const SequenceOptions& options);
   void KeepPrompt(const SequenceStart& start, const SequenceOptions& options);

@@ -19,29 +19,14 @@
 #include "common/fragment_header.h"
 #include "common/fragment_header_view.h"
 #include "common/page_key.h"
+#include "common/wire_enums.h"
 
 namespace crumb::client {
 
-// Tier is the kind of memory in which a page was found. The values are those of the wire.
-enum class Tier { kUnknown = 0, kDevice = 1, kHost = 2, kSsd = 3, kRemote = 4 };
-
-std::string_view TierName(Tier tier);
-
-// MissReason says why a page was not served. Values up to kBusy are those of the wire.
-enum class MissReason {
-  kNone = 0,          // the page was served
-  kAbsent = 1,        // no process committed the page, or it was evicted
-  kPending = 2,       // another process is committing the page
-  kDeadline = 3,      // the page was not brought up from a lower tier in time
-  kCorrupt = 4,       // the header or a checksum differs, so the copy is not used
-  kGeneration = 5,    // the page belongs to a dropped generation of the keyspace
-  kQuality = 6,       // the keyspace is served in BF16 only
-  kNotCovered = 7,    // some of the requested layers and heads are missing
-  kBusy = 8,          // there is no room to bring the page up, or the lease budget is spent
-  kUnavailable = 64,  // there is no crumbd, or it did not respond
-};
-
-std::string_view MissReasonName(MissReason reason);
+using crumb::MissReason;
+using crumb::MissReasonName;
+using crumb::Tier;
+using crumb::TierName;
 
 // DeviceUuid names a device in every process and container of the host.
 struct DeviceUuid {

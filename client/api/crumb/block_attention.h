@@ -9,37 +9,24 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "crumb/worker_options.h"
+#include "kernels/block_format.h"
 
 namespace crumb::client {
 
 class CpuBackend;
 struct AttentionCall;
 
-// BlockGeometry says how the cache of one request fills an engine's blocks. All blocks have one
-// size: per layer, an INT2 tile for each KV head, head by head.
-//
-// - A history block holds the tiles of 64 tokens. It is the fragment that crumbd stores.
-// - Sink and recent blocks hold BF16 rows, `rows_per_block` for each KV head in the tile's place: a
-//   row is K and behind it V of one token. The row of position p < 64 is row p of the request's
-//   sink blocks. Row 0 of its recent blocks is a header; the row of position p >= 64 is row 1 +
-//   (p - 64) % (recent_rows() - 1).
-struct BlockGeometry {
-  int tile_bytes = 0;
-  int rows_per_block = 0;
-  int sink_blocks = 0;    // per request
-  int recent_blocks = 0;  // per request
-  int recent_rows() const { return rows_per_block * recent_blocks; }
-  int recent_capacity() const { return recent_rows() - 1; }
-};
+// How the cache of one request fills an engine's blocks.
+using kernels::BlockGeometry;
 
 // Returns the geometry of a model. REQUIRES: options are valid.
 BlockGeometry BlockGeometryOf(const WorkerOptions& options);
 
-// One group's block ids of every request: those of request s begin at blocks[s * stride].
-struct BlockTable {
-  const int32_t* blocks = nullptr;
-  int64_t stride = 0;  // entries per request; ids behind the last are never read
-};
+// Checks that attention over blocks serves the options. kInvalidArgument names the option.
+absl::Status CheckBlockOptions(const WorkerOptions& options);
+
+// One group's block ids of every request.
+using kernels::BlockTable;
 
 // The memory of one layer: block b of each group begins at base + b * block_stride. The groups of
 // an engine may share their memory or have their own.
@@ -50,6 +37,9 @@ struct BlockPool {
   int64_t block_stride = 0;  // bytes
   int64_t blocks = 0;
 };
+
+// Checks that the pool has memory for every group and room for a layer's tiles in each block.
+absl::Status CheckBlockPool(const BlockPool& pool, const BlockGeometry& geometry, int kv_heads);
 
 // The requests of one step, which may mix prompts and decoding requests.
 struct BlockBatch {
@@ -121,8 +111,6 @@ class BlockAttention {
   absl::Status AttendRequest(int layer, const BlockPool& pool, const Request& request,
                              const FreshRows& rows) const;
   absl::Status AttendTokens(AttentionCall& call, int64_t first, const FreshRows& rows) const;
-  int HistoryEnd(const Request& request, int position) const;
-  int RecentRow(int position) const;
   void Gather(const BlockPool& pool, const Request& request, const FreshRows& rows,
               GatheredRows& gathered) const;
   void StoreShared(int layer, const BlockPool& pool, const Request& request,

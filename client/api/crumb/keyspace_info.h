@@ -7,12 +7,11 @@
 #include <string>
 
 #include "common/page_key.h"
+#include "common/wire_enums.h"
 
 namespace crumb::client {
 
-// KeyspaceState says whether crumbd serves INT2 pages of a keyspace. The values are those of the
-// wire.
-enum class KeyspaceState { kUnknown = 0, kActive = 1, kBf16 = 2 };
+using crumb::KeyspaceState;
 
 // KeyspaceSpec has everything that determines a keyspace: see docs/formats/keyspace.md.
 struct KeyspaceSpec {

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "common/fragment_header.h"
 #include "common/page_key.h"
+#include "common/wire_enums.h"
 #include "crumb/acquire.h"
 
 namespace crumb::client {
@@ -48,14 +49,7 @@ struct PendingPages {
   std::vector<PageKey> keys;
 };
 
-// CommitOutcome is the result for one committed fragment. The values are those of the wire.
-enum class CommitOutcome {
-  kUnknown = 0,
-  kStored = 1,
-  kDeduplicated = 2,  // the tiles are in the cache already
-  kRefused = 3,       // the header, checksums, keyspace or size are wrong
-  kNoRoom = 4,        // every tier is full of leased pages
-};
+using crumb::CommitOutcome;
 
 // A Commit that is in flight. Destroying it before Finish abandons the outcomes; crumbd may have
 // committed the fragments.

@@ -15,6 +15,7 @@
 #include "common/page_key.h"
 #include "common/sha256.h"
 #include "crumb/acquire.h"
+#include "crumb/block_attention.h"
 #include "crumb/client.h"
 #include "crumb/counters.h"
 #include "crumb/device_options.h"
@@ -48,6 +49,13 @@ struct PagedCache {
   std::vector<Layer> layers;  // the layers of this rank
   int64_t blocks = 0;
   int block_tokens = 0;
+};
+
+// BlockCache is the cache of an engine that attends INT2 blocks of its own pool
+// (crumb/block_attention.h), in this process's memory. The first page of a sequence is in its sink
+// blocks, each other page in a history block, whose tiles are copied as they are.
+struct BlockCache {
+  std::vector<BlockPool> layers;  // the layers of this rank; `recent` is not used
 };
 
 // DeviceCacheOptions size the memory that a Transfer allocates for a cache in device memory, beside
@@ -136,6 +144,12 @@ class Transfer {
   // layers or strides are wrong.
   virtual absl::Status UseCache(PagedCache cache) = 0;
 
+  // Does the same for blocks. The block table of a sequence then has its sink blocks and behind
+  // them its history blocks, one for each page, of which that of page 0 is not used. Pages whose
+  // rows were computed over INT2 history are marked so. kInvalidArgument: a layer lacks memory, or
+  // the options are none that BlockAttention serves.
+  virtual absl::Status UseBlocks(BlockCache cache) = 0;
+
   // Does the same for a cache in the memory of `device`. K and V of all layers have the same
   // strides, the elements of a row are adjacent, rows are aligned to 16 bytes, and a block has at
   // most 128 tokens; otherwise kInvalidArgument. kResourceExhausted: there is not enough device
@@ -180,7 +194,8 @@ class Transfer {
     std::span<const int64_t> blocks;  // the sequence's block table, starting with its first token
     bool over_int2_prefix = false;  // the rows were computed over a prefix that was loaded as INT2
   };
-  // Starts to store pages. kResourceExhausted: pages that wait to be published use up
+  // Starts to store pages. kFailedPrecondition: no cache was set, or INT2 pages are switched off
+  // and the cache has no others. kResourceExhausted: pages that wait to be published use up
   // WorkerOptions::page_bytes_max, or DeviceCacheOptions::staging_bytes.
   virtual absl::StatusOr<std::unique_ptr<PageStore>> StartStore(const StoreRequest& request) = 0;
 

@@ -6,6 +6,7 @@
 
 #include "client/gpu/device/cuda_status.h"
 #include "client/gpu/device/current_device.h"
+#include "kernels/cuda/blocks/blocks.h"
 #include "kernels/cuda/decode/decode_attention.h"
 #include "kernels/cuda/evict/constants.h"
 #include "kernels/cuda/evict/evict.h"
@@ -118,6 +119,17 @@ absl::Status CudaKernels::QueryOffsets(const cuda::QueryOffsetsParams& params,
                                        DeviceStream stream) {
   const CurrentDevice current(ordinal_);
   return FromCuda(cuda::QueryOffsets(params, Of(stream)), "query offsets");
+}
+
+absl::Status CudaKernels::PlanBlocks(const cuda::PlanBlocksParams& params, DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::PlanBlocks(params, Of(stream)), "block plan");
+}
+
+absl::Status CudaKernels::MoveBlockRows(const cuda::MoveBlockRowsParams& params,
+                                        DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::MoveBlockRows(params, Of(stream)), "block rows");
 }
 
 absl::Status CudaKernels::QuantizeFrom(const cuda::QuantizeFromParams& params,

@@ -38,6 +38,10 @@ class CudaKernels final : public DeviceKernels {
   absl::Status Fetch(const kernels::cuda::FetchParams& params, DeviceStream stream) override;
   absl::Status QueryOffsets(const kernels::cuda::QueryOffsetsParams& params,
                             DeviceStream stream) override;
+  absl::Status PlanBlocks(const kernels::cuda::PlanBlocksParams& params,
+                          DeviceStream stream) override;
+  absl::Status MoveBlockRows(const kernels::cuda::MoveBlockRowsParams& params,
+                             DeviceStream stream) override;
   absl::Status QuantizeFrom(const kernels::cuda::QuantizeFromParams& params,
                             DeviceStream stream) override;
   absl::Status Dequantize(const kernels::cuda::DequantizeParams& params,

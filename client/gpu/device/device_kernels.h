@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "crumb/device_options.h"
+#include "kernels/cuda/blocks/blocks_call.h"
 #include "kernels/cuda/decode/decode_call.h"
 #include "kernels/cuda/evict/evict_call.h"
 #include "kernels/cuda/pages/append_call.h"
@@ -55,6 +56,11 @@ class DeviceKernels {
   virtual absl::Status Fetch(const kernels::cuda::FetchParams& params, DeviceStream stream) = 0;
   virtual absl::Status QueryOffsets(const kernels::cuda::QueryOffsetsParams& params,
                                     DeviceStream stream) = 0;
+  // Compute the tables of a step over an engine's blocks, and move its BF16 rows.
+  virtual absl::Status PlanBlocks(const kernels::cuda::PlanBlocksParams& params,
+                                  DeviceStream stream) = 0;
+  virtual absl::Status MoveBlockRows(const kernels::cuda::MoveBlockRowsParams& params,
+                                     DeviceStream stream) = 0;
   // Copies pages between tiles and an engine's own paged cache.
   virtual absl::Status QuantizeFrom(const kernels::cuda::QuantizeFromParams& params,
                                     DeviceStream stream) = 0;

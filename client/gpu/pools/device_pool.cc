@@ -10,8 +10,6 @@
 namespace crumb::client {
 namespace {
 
-constexpr uint64_t kTileAlignment = 128;
-
 absl::Status Validate(const DevicePoolOptions& options, const DeviceMemory& memory) {
   const uint64_t piece = memory.granularity();
   if (options.slot_bytes == 0 || options.slot_bytes % kTileAlignment != 0 ||

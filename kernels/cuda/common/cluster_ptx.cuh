@@ -11,13 +11,6 @@
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 namespace crumb::kernels::cuda::ptx {
 
-// Returns this block's rank in its cluster.
-__device__ __forceinline__ uint32_t ClusterRank() {
-  uint32_t rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
 // Returns the address, in the cluster's window, of the same shared memory location in block `rank`.
 __device__ __forceinline__ uint32_t MapShared(uint32_t address, uint32_t rank) {
   uint32_t mapped;

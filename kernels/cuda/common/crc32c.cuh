@@ -23,7 +23,6 @@
 namespace crumb::kernels::cuda::crc {
 
 inline constexpr int kUnitBytes = 512;
-inline constexpr int kUnitsMax = 24;  // units of the largest tile, 12,288 bytes
 
 inline constexpr uint32_t kPolynomial = 0x82F63B78;
 

@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(kThreads)
   const int units = 2 * half_bytes / (crc::kUnitBytes * kWarps);
   const uint64_t from =
       p.ring_address[window] + layer * p.ring_layer_stride + head * p.ring_head_stride;
-  const uint64_t to =
-      p.tile_address[window] + layer * p.tile_layer_stride + head * p.tile_head_stride;
+  const uint64_t to = p.tile_base + p.tile_address[window] + layer * p.tile_layer_stride +
+                      head * p.tile_head_stride;
   const int ring_begin = p.ring_begin[window];
   const uint32_t unit_factor = crc::LaneFactor(unit_power);
   uint32_t sum = 0;

@@ -49,8 +49,9 @@ struct EvictParams {
   int64_t ring_token_stride = 0;
   int64_t ring_v_offset = 0;
 
-  // The tile of (window, layer, head) begins at tile_address[w] + layer * tile_layer_stride + head
-  // * tile_head_stride, 128-byte aligned.
+  // The tile of (window, layer, head) begins at tile_base + tile_address[w] + layer *
+  // tile_layer_stride + head * tile_head_stride, 128-byte aligned.
+  uint64_t tile_base = 0;
   const uint64_t* tile_address = nullptr;  // [windows_max]
   int64_t tile_layer_stride = 0;
   int64_t tile_head_stride = 0;
@@ -73,6 +74,11 @@ struct EvictParams {
   // this one writes, and earlier kernels whose output this one reads had ended when the previous
   // one began.
   bool overlap_previous = false;
+
+  // Most launches have no windows: blocks read their number before they load constants, so that
+  // such a launch is short. Otherwise constants are loaded at once, which makes other launches
+  // shorter.
+  bool rarely_any = false;
 };
 
 }  // namespace crumb::kernels::cuda

@@ -71,6 +71,7 @@ template <class T, bool kFeedback, RotateMma kMma>
 __global__ void __launch_bounds__(EvictLayout<T, kFeedback>::kThreads, 1)
     EvictKernel(const __grid_constant__ EvictKernelParams k) {
   extern __shared__ __align__(1024) char shared[];
+  if (k.p.rarely_any && *k.p.windows <= 0) return;
   WindowEvictor<T, kFeedback, kMma>(k, shared).Run();
 }
 

@@ -145,7 +145,8 @@ class WindowEvictor {
       volatile MatrixFacts& facts = Facts();
       facts.ring_offset = layer * p_.ring_layer_stride + head * p_.ring_head_stride +
                           (IsValue() ? p_.ring_v_offset : 0);
-      facts.tile_offset = layer * p_.tile_layer_stride + head * p_.tile_head_stride;
+      facts.tile_offset = static_cast<int64_t>(p_.tile_base) + layer * p_.tile_layer_stride +
+                          head * p_.tile_head_stride;
       const float* mean = Transform().mean;
       facts.mean = mean == nullptr
                        ? nullptr

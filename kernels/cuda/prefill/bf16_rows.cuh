@@ -32,8 +32,9 @@ struct RowSources {
                block.head * p.recent.head_stride;
       recent_begin = p.lengths.recent_begin[block.sequence];
     }
-    fresh = static_cast<uint64_t>(block.begin * p.token_stride + block.head * p.head_stride) *
-            sizeof(Bf16);
+    const int row =
+        p.lengths.fresh_row == nullptr ? block.begin : p.lengths.fresh_row[block.sequence];
+    fresh = static_cast<uint64_t>(row * p.token_stride + block.head * p.head_stride) * sizeof(Bf16);
   }
 
   template <class T>

@@ -19,9 +19,11 @@ struct PrefillLengths {
   const int32_t* recent_tokens = nullptr;  // [batch] older BF16 tokens behind the history
   const int32_t* recent_begin = nullptr;   // [batch] ring slot of the oldest recent token
   const int32_t* fresh_tokens = nullptr;   // [batch] at most fresh_max
-  // [batch] index of the first fresh token in q, k, v and out
+  // [batch] index of the first fresh token in q and out, and in k and v unless there is fresh_row
   const int32_t* fresh_begin = nullptr;
   const int32_t* bf16_pages = nullptr;  // [batch] as in DecodeLengths; null: none
+  // [batch] index of the first fresh token in k and v; null: fresh_begin
+  const int32_t* fresh_row = nullptr;
 };
 
 // Sizes that determine the grid. A captured graph serves every batch within them.

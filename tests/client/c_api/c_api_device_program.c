@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "crumb.h"
+#include "crumb_device.h"
 
 #ifdef CRUMB_HAVE_CUDA
 #include <cuda_runtime_api.h>

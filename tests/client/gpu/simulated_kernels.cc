@@ -62,7 +62,8 @@ AttentionParams StaticOf(const Params& p) {
 // Sets the history of a sequence, which has one format here; BF16 pages are laid out as sinks.
 template <typename Params>
 std::vector<uint64_t> HistoryOf(const Params& p, int sequence, AttentionParams* out) {
-  const int int2 = p.lengths.pages[sequence], bf16 = p.lengths.bf16_pages[sequence];
+  const int int2 = p.lengths.pages[sequence];
+  const int bf16 = p.lengths.bf16_pages == nullptr ? 0 : p.lengths.bf16_pages[sequence];
   EXPECT_TRUE(int2 == 0 || bf16 == 0);
   EXPECT_LE(int2 + bf16, p.shape.max_pages);
   out->pages = int2 + bf16;
@@ -168,8 +169,9 @@ void RunEvict(const kernels::cuda::EvictParams& p) {
       params.k_stride = params.v_stride = dim;
       params.k_transform = transform(p.k);
       params.v_transform = transform(p.v);
-      params.tile = reinterpret_cast<uint8_t*>(p.tile_address[w] + layer * p.tile_layer_stride +
-                                               head * p.tile_head_stride);
+      params.tile =
+          reinterpret_cast<uint8_t*>(p.tile_base + p.tile_address[w] + layer * p.tile_layer_stride +
+                                     head * p.tile_head_stride);
       const uint32_t status =
           p.format == PageFormat::kInt2 ? kernels::QuantizeTile(params) : CopyTile(params);
       if (p.status != nullptr) p.status[w] |= status;
@@ -282,7 +284,7 @@ void RunPlan(const kernels::cuda::DecodeShape& shape, const kernels::cuda::Decod
     *out++ = lengths.pages[s];
     *out++ = lengths.recent_tokens[s];
     *out++ = lengths.recent_begin[s];
-    *out++ = lengths.bf16_pages[s];
+    *out++ = lengths.bf16_pages == nullptr ? 0 : lengths.bf16_pages[s];
   }
 }
 
@@ -334,6 +336,7 @@ void RunPrefill(const kernels::cuda::PrefillAttentionParams& p) {
     ASSERT_LE(fresh, p.shape.fresh_max);
     const int begin = p.lengths.fresh_begin[s], older = p.lengths.recent_tokens[s];
     const int old_sink = p.lengths.sink_tokens[s];
+    const int row_begin = p.lengths.fresh_row == nullptr ? begin : p.lengths.fresh_row[s];
     AttentionParams a = StaticOf(p);
     const std::vector<uint64_t> pages = HistoryOf(p, s, &a);
     a.page_address = pages.data();
@@ -349,7 +352,7 @@ void RunPrefill(const kernels::cuda::PrefillAttentionParams& p) {
           to.insert(to.end(), values, values + dim);
         };
         const auto add_fresh = [&](std::vector<Bf16>& to, int t) {
-          add(to, given + (begin + t) * p.token_stride + head * p.head_stride);
+          add(to, given + (row_begin + t) * p.token_stride + head * p.head_stride);
         };
         for (int t = 0; t < old_sink; ++t) add(rows.sink[part], Row(p.sink, s, head, t, part == 1));
         for (int t = 0; t < moved; ++t) add_fresh(rows.sink[part], t);

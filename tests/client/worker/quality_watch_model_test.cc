@@ -36,7 +36,7 @@ class QualityWatchModelTest : public testing::Test {
   static RotationFile Calibrate() {
     tools::ModelActivations::Options options;
     options.model = kModel;
-    options.texts = {Source("models/engine.cc"), Source("storage/tiered_store.cc")};
+    options.texts = {Source("models/engine.cc"), Source("storage/store/open_tiered_store.cc")};
     options.tokens = 4096;
     const auto source = tools::ModelActivations::Open(options).value();
     auto calibration = calibration::DefaultCalibration(kernels::Method::kCrumb);

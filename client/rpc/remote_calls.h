@@ -8,14 +8,28 @@
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/rpc/connection.h"
 #include "client/rpc/connection_keeper.h"
+#include "crumb/acquire.h"
 #include "crumb/staging.h"
 
-// Reserve and Commit over one connection: through its staging socket, or over gRPC if the
+// Acquire, Reserve and Commit over one connection: through its call sockets, or over gRPC if the
 // connection has none, another call is in flight there, or the call is too large for it.
 namespace crumb::client {
+
+// Sends an Acquire over `connection`, and returns without waiting. `number` identifies the request:
+// if its response is lost, the keeper returns the lease that crumbd may have granted. Of the hit
+// pages, those with index (page + verify_offset) % verify_every == 0 are verified. See
+// Client::StartAcquire.
+std::unique_ptr<PendingAcquire> StartRemoteAcquire(const AcquireRequest& request,
+                                                   std::shared_ptr<ConnectionKeeper> keeper,
+                                                   std::shared_ptr<Connection> connection,
+                                                   uint64_t number, uint32_t verify_offset);
+
+// Returns an Acquire that could not be sent; its Finish returns `status`.
+std::unique_ptr<PendingAcquire> MakeFailedAcquire(absl::Status status);
 
 // Reserves slots whose room the keeper gives back unless they are committed. Blocks until
 // `deadline` at most; room that crumbd grants later is given back. `number` names the call: not 0,

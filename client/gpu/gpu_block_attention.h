@@ -1,0 +1,87 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "client/gpu/device/device.h"
+#include "client/gpu/device/owned.h"
+#include "client/gpu/device_constants.h"
+#include "crumb/device_block_attention.h"
+#include "kernels/cuda/blocks/blocks_call.h"
+
+namespace crumb::client {
+
+// DeviceBlockAttention by the kernels of a Device. gpu_block_attention.cc allocates the memory and
+// begins steps, gpu_block_layers.cc has the launches of a layer.
+class GpuBlockAttention final : public DeviceBlockAttention {
+ public:
+  // REQUIRES: options and limits are valid, and Allocate succeeds before any other call.
+  GpuBlockAttention(const WorkerOptions& options, const DeviceBlockLimits& limits, Device& device)
+      : options_(options), limits_(limits), geometry_(BlockGeometryOf(options)), device_(device) {}
+
+  absl::Status Allocate();
+
+  const BlockGeometry& geometry() const override { return geometry_; }
+  uint64_t device_bytes() const override { return device_bytes_; }
+  absl::Status Prepare(const BlockPool& pool, const BlockBatch& batch, const BlockStepShape& shape,
+                       DeviceStream stream) override;
+  absl::Status Attend(int layer, const BlockPool& pool, const FreshRows& rows,
+                      DeviceStream stream) override;
+  absl::Status TakeFault() override;
+
+ private:
+  // Decode attention of up to a number of requests. The workspace is zero where the kernels expect
+  // it for one shape only, so that each shape has its own.
+  struct DecodeSize {
+    kernels::cuda::DecodeShape shape;
+    DeviceBuffer plan, workspace;
+  };
+
+  absl::StatusOr<DeviceBuffer> NewBuffer(size_t bytes);
+  size_t TakeTables(DeviceAddress base);
+  absl::Status AllocateDecode(DeviceStream stream);
+  kernels::cuda::DecodeShape DecodeShapeOf(int batch) const;
+  absl::Status Check(const BlockPool& pool, const BlockBatch& batch,
+                     const BlockStepShape& shape) const;
+  absl::Status CheckRows(int layer, const BlockPool& pool, const FreshRows& rows) const;
+  absl::Status Enqueue(const BlockPool& pool, DeviceStream stream);
+  kernels::cuda::PlanBlocksParams PlanOf(const BlockPool& pool) const;
+  kernels::cuda::DecodeLengths LengthsOfDecode() const;
+  absl::Status Move(kernels::cuda::BlockMove move, const BlockPool& pool, const FreshRows& rows,
+                    DeviceStream stream) const;
+  absl::Status Evict(int layer, const BlockPool& pool, DeviceStream stream) const;
+  absl::StatusOr<const float*> Offsets(int layer, const FreshRows& rows, DeviceStream stream) const;
+  void SetInputs(int layer, const BlockPool& pool, const FreshRows& rows, const float* offsets,
+                 int first_entry, kernels::cuda::AttentionInputs* params) const;
+  absl::Status Decode(int layer, const BlockPool& pool, const FreshRows& rows, const float* offsets,
+                      DeviceStream stream) const;
+  absl::Status Prefill(int layer, const BlockPool& pool, const FreshRows& rows,
+                       const float* offsets, DeviceStream stream) const;
+
+  int64_t row_bytes() const { return int64_t{2} * options_.head_dim; }
+  int64_t slots() const {
+    return int64_t{kernels::cuda::RequestSlots(geometry_)} * limits_.requests + limits_.tokens;
+  }
+  int64_t v_offset() const { return row_bytes() * slots() * options_.own_kv_heads(); }
+
+  const WorkerOptions options_;
+  const DeviceBlockLimits limits_;
+  const BlockGeometry geometry_;
+  Device& device_;
+  uint64_t device_bytes_ = 0;
+  std::unique_ptr<DeviceConstants> constants_;
+  DeviceBuffer table_memory_, row_memory_, offset_memory_;
+  PinnedBuffer status_;
+  kernels::cuda::BlockTables tables_;
+  int32_t* zeros_ = nullptr;        // ring slots of the oldest rows, for entries and windows
+  std::vector<DecodeSize> decode_;  // batches of 1, 2, 4, ...
+  // The step under way; there is none if it has no requests.
+  BlockBatch batch_;
+  BlockStepShape shape_;
+  DecodeSize* size_ = nullptr;  // null: no request decodes
+  int groups_ = 0;
+};
+
+}  // namespace crumb::client
