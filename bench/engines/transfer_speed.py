@@ -20,7 +20,6 @@ import argparse
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,7 +28,8 @@ import crumb
 import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests/deploy"))
+sys.path[:0] = [str(ROOT / "tests/deploy"), str(ROOT / "bench")]
+import run_facts  # noqa: E402
 from services import Crumbd  # noqa: E402
 
 LAYERS, HEADS, DIM, BLOCK = 36, 8, 128, 16
@@ -160,9 +160,7 @@ def main():
     parser.add_argument("--commit", default="", help="name of the measured commit")
     parser.add_argument("--json", help="file for the results")
     options = parser.parse_args()
-    device = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version",
-                             "--format=csv,noheader"], capture_output=True, text=True,
-                            check=False).stdout.strip()
+    of_run = run_facts.of_run("cuda", ["torch"], commit_name=options.commit)
     with tempfile.TemporaryDirectory() as folder:
         crumbd = Crumbd(pathlib.Path(crumb.path_of("crumbd")).parent, folder, host_bytes="20GiB",
                         slab_bytes="1GiB", ssd_bytes="1GiB",
@@ -178,9 +176,7 @@ def main():
         finally:
             crumbd.stop()
     if options.json:
-        report = {"bench": "transfer_speed", "machine": device, "commit": options.commit,
-                  "command": f"bench/engines/transfer_speed.py --pages {options.pages}",
-                  "rows": bench.rows}
+        report = {"bench": "transfer_speed", **of_run, "rows": bench.rows}
         pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n",
                                               encoding="utf-8")
 

@@ -34,7 +34,8 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests/engines"), str(ROOT / "tests/deploy")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("tests/engines", "tests/deploy", "bench")]
+import run_facts  # noqa: E402
 from engine_process import Engine  # noqa: E402
 from services import Crumbd  # noqa: E402
 
@@ -54,6 +55,8 @@ class Bench:
     def __init__(self, options, folder):
         self.options, self.folder = options, pathlib.Path(folder)
         self.rows = []
+        self.of_run = run_facts.of_run("cuda", ["vllm", "torch"], commit_name=options.commit,
+                                       python=options.python)
         self.random = random.Random(7)
         self.model = self.folder / "model"
         self.model.mkdir()
@@ -84,15 +87,7 @@ class Bench:
                                                        encoding="utf-8")
 
     def report(self):
-        device = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version",
-                                 "--format=csv,noheader"], capture_output=True, text=True,
-                                check=False).stdout.strip()
-        versions = subprocess.run(
-            [self.options.python, "-c", "import importlib.metadata as m; print({n: m.version(n) "
-             "for n in ('vllm', 'torch')})"], capture_output=True, text=True, check=False)
-        return {"device": device, "versions": versions.stdout.strip(),
-                "commit": self.options.commit, "command": "bench/engines/vllm_ttft.py --tokens "
-                f"{self.options.tokens} --load {self.options.load}", "rows": self.rows}
+        return {"bench": "vllm_ttft", **self.of_run, "rows": self.rows}
 
     def timed(self, engine, kind, history, prompts):
         """Times of one token for each prompt, in milliseconds."""

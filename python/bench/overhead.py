@@ -12,13 +12,14 @@ time of an append and an attend together: the least and the median of several ru
 
 "batch" is a Batch's append and attend on their way to a C function that does nothing, with tensors
 on the CPU for those of a GPU: all of it is Python and ctypes. On a machine with a GPU, and with a
-library that was built with CUDA, a Batch of a GpuWorker follows: its methods, with the launches; the
-same with addresses at hand; and what Python and ctypes are of the first.
+library that was built with CUDA, a Batch of a GpuWorker follows: its methods, with the launches;
+the same with addresses at hand; and what Python and ctypes are of the first.
 """
 
 import argparse
 import ctypes
 import json
+import pathlib
 import platform
 import statistics
 import sys
@@ -27,6 +28,9 @@ from unittest import mock
 
 import crumb
 from crumb import _abi, _library, gpu
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+import run_facts  # noqa: E402
 
 RUNS, CALLS = 15, 2000
 
@@ -235,8 +239,11 @@ def main():
     except (ImportError, crumb.FailedPrecondition):  # no torch; a library without CUDA
         pass
     if options.json:
-        json.dump({"python": platform.python_version(), "machine": platform.machine(),
-                   "unit": "us per append and attend", "results": results}, sys.stdout, indent=1)
+        beside = f" beside an {run_facts.gpu()}" if run_facts.gpu() else ""
+        of_run = run_facts.of_run("cpu", ["torch", "numpy"])
+        json.dump({**of_run, "machine": of_run["machine"] + beside,
+                   "python": platform.python_version(), "unit": "us per append and attend",
+                   "results": results}, sys.stdout, indent=1)
         print()
         return
     for name, times in results.items():

@@ -6,23 +6,24 @@
 The model has random weights in BF16. Each way gets the same random prompts, computes them, and then
 decodes greedily, with nothing else on the GPU:
 
-    dynamic          transformers' loop over DynamicCache with sdpa, by the kernel that torch chooses
+    dynamic          transformers' loop over DynamicCache with sdpa by the kernel that torch takes
     dynamic cudnn    the same by cuDNN's kernel
     quanto           the same over QuantizedCache, 4 bits, if optimum-quanto is installed
     crumb            the same over CrumbCache
     generate         crumb.generate with a CUDA graph
     generate eager   crumb.generate without one
 
-ms a step is the mean of --steps steps behind --warm-up of them. The host waits for the device at the
-end of each; crumb.generate waits for the step before. GB of cache is what holds keys and values of the prompts; peak GB is the
-device's memory in use while decoding, weights included: what torch has had at once, and what lies
-outside torch. With --tiny a small model runs on whatever device there is, to try the script.
+ms a step is the mean of --steps steps behind --warm-up of them. The host waits for the device at
+the end of each; crumb.generate waits for the step before. GB of cache is what holds keys and values
+of the prompts; peak GB is the device's memory in use while decoding, weights included: what torch
+has had at once, and what lies outside torch. With --tiny a small model runs on whatever device
+there is, to try the script.
 """
 
 import argparse
 import gc
 import json
-import platform
+import pathlib
 import sys
 import time
 
@@ -33,6 +34,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import crumb
 from crumb import transformers as of_crumb
 from crumb.transformers import _generate
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+import run_facts  # noqa: E402
 
 WAYS = ("generate", "generate eager", "crumb", "dynamic", "dynamic cudnn", "quanto")
 
@@ -168,7 +172,8 @@ def measure(way, model, ids, options):
         torch.cuda.empty_cache()
     model.set_attn_implementation("crumb" if way == "crumb" else "sdpa")
     memory = Memory(on_gpu)
-    run = {"dynamic": dynamic, "dynamic cudnn": dynamic_cudnn, "quanto": quanto, "crumb": crumb_cache, "generate": generate,
+    run = {"dynamic": dynamic, "dynamic cudnn": dynamic_cudnn, "quanto": quanto,
+           "crumb": crumb_cache, "generate": generate,
            "generate eager": lambda *given: generate(*given, graphs=False)}[way]
     with torch.no_grad():
         prompt, steps, held, peak = run(model, ids, options, memory)
@@ -190,6 +195,8 @@ def main():
     parser.add_argument("--commit", default="", help="for the JSON")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    of_run = run_facts.of_run(device, ["transformers", "optimum-quanto"],
+                              commit_name=options.commit)
     model = model_of(options.tiny, device)
     results = []
     for context in options.contexts:
@@ -204,10 +211,8 @@ def main():
             results.append({"context": context, "way": way, **found})
             print(json.dumps(results[-1]), flush=True)
     if options.json is not None:
-        machine = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
-        json.dump({"bench": "transformers_decode", "machine": machine, "commit": options.commit,
-                   "torch": torch.__version__, "transformers": transformers.__version__,
-                   "command": " ".join(sys.argv), "results": results}, options.json, indent=1)
+        json.dump({"bench": "transformers_decode", **of_run, "torch": torch.__version__,
+                   "results": results}, options.json, indent=1)
         options.json.write("\n")
 
 

@@ -3,12 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures a model of transformers over INT2 history on real text, beside DynamicCache:
 
-    transformers_quality.py MODEL [--gguf FILE] --text FILE [--tokens 1500] [--prompt 512] [--json F]
+    transformers_quality.py MODEL [--gguf FILE] --text FILE [--tokens N] [--prompt N] [--json F]
 
-The model reads the first `--prompt` tokens of the text at once and the rest one by one, as if it had
-generated them, once with each cache. The distributions after the prompt, all of which attend INT2
-history if the prompt has 384 tokens or more, are compared: how often the most likely token is the
-same, and the Kullback-Leibler divergence in nats. Then both caches generate `--generate` tokens
+The model reads the first `--prompt` tokens of the text at once and the rest one by one, as if it
+had generated them, once with each cache. The distributions after the prompt, all of which attend
+INT2 history if the prompt has 384 tokens or more, are compared: how often the most likely token is
+the same, and the Kullback-Leibler divergence in nats. Then both caches generate `--generate` tokens
 greedily behind the text. `--rotation FILE` takes a file of `crumb calibrate`; with `--history bf16`
 the caches differ by rounding to BF16 only. Needs accelerate for a GGUF file.
 """
@@ -16,13 +16,16 @@ the caches differ by rounding to BF16 only. Needs accelerate for a GGUF file.
 import argparse
 import json
 import pathlib
-import platform
+import sys
 import time
 
 import torch
 import transformers
 
 from crumb.transformers import CrumbCache
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
+import run_facts  # noqa: E402
 
 
 def logits_after_prompt(model, ids, prompt, cache):
@@ -80,7 +83,8 @@ def main():
         found, crumb_seconds = logits_after_prompt(model, ids, options.prompt, cache)
     targets = ids[0, options.prompt:]
     figures = {"model": options.model, "dtype": options.dtype, **settings, "tokens": ids.shape[1],
-               "prompt": options.prompt, "machine": platform.processor() or platform.machine(),
+               "prompt": options.prompt,
+               **run_facts.of_run("cpu", ["torch", "transformers"]),
                "seconds_a_step": {"dynamic": dynamic_seconds, "crumb": crumb_seconds},
                "decode": compare(expected, found, targets)}
     plain = generated(model, ids, options.generate, transformers.DynamicCache())

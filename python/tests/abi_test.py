@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""The package's declarations of crumb.h against what a C++ compiler reads in the same header, and
-against the functions that the library exports."""
+"""The package's declarations of the C interface against what a C++ compiler reads in its headers,
+and against the functions that the library exports."""
 
 import ctypes
 import json
@@ -13,18 +13,18 @@ import tempfile
 import unittest
 
 import support
-from crumb import _abi, _library
+from crumb import _abi, _library, client
 
 sys.path.insert(0, str(support.ROOT / "python/tools"))
 import generate_abi  # noqa: E402
 
-HEADER = support.ROOT / "client/api/crumb.h"
+API = support.ROOT / "client/api"
 # Prints a JSON object: sizes and offsets of structs, kinds of functions' results and parameters.
 PROGRAM = """
 #include <cstddef>
 #include <cstdio>
 #include <type_traits>
-#include "crumb.h"
+@INCLUDES@
 template <typename T> void Kind() {
   if constexpr (std::is_void_v<T>) std::printf("\\"void\\"");
   else std::printf("\\"%s%zu\\"", std::is_pointer_v<T> ? "p" : std::is_floating_point_v<T> ? "f"
@@ -77,10 +77,12 @@ class AbiTest(unittest.TestCase):
     def setUpClass(cls):
         with tempfile.TemporaryDirectory() as folder:
             source = pathlib.Path(folder) / "abi.cc"
-            source.write_text(PROGRAM.replace("@LINES@", "\n".join(lines())))
+            includes = "\n".join(f'#include "{name}"' for name in generate_abi.HEADERS)
+            source.write_text(PROGRAM.replace("@INCLUDES@", includes)
+                              .replace("@LINES@", "\n".join(lines())))
             # The functions are not called: they need not be there when the program is linked.
             program = pathlib.Path(folder) / "abi"
-            subprocess.run(["g++", "-std=c++20", "-Wno-invalid-offsetof", "-I", HEADER.parent,
+            subprocess.run(["g++", "-std=c++20", "-Wno-invalid-offsetof", "-I", API,
                             "-Wl,--unresolved-symbols=ignore-all", "-o", program, source],
                            check=True)
             out = subprocess.run([program], check=True, capture_output=True, text=True).stdout
@@ -108,17 +110,30 @@ class AbiTest(unittest.TestCase):
         names = {line.split()[-1] for line in exported.splitlines() if " T " in line}
         self.assertEqual(names, set(_abi.FUNCTIONS))
 
-    def test_the_package_was_made_from_this_header(self):
-        made = generate_abi.generate(HEADER.read_text(encoding="utf-8"))
+    def test_every_number_has_its_name_in_the_enums(self):
+        for enum, prefix in ((client.Miss, "CRUMB_MISS_"), (client.Tier, "CRUMB_TIER_"),
+                             (client.PutOutcome, "CRUMB_PUT_")):
+            numbers = {name.removeprefix(prefix): value for name, value in vars(_abi).items()
+                       if name.startswith(prefix)}
+            members = {member.name: member.value for member in enum}
+            with self.subTest(enum.__name__):
+                self.assertGreater(len(numbers), 3)
+                self.assertEqual({**members, **numbers}, members)
+                self.assertLessEqual(set(members) - set(numbers), {"UNKNOWN"})
+
+    def test_the_package_was_made_from_these_headers(self):
+        self.assertEqual(set(generate_abi.HEADERS), {path.name for path in API.glob("*.h")})
+        made = generate_abi.generate(generate_abi.read_headers(API))
         self.assertEqual(pathlib.Path(_abi.__file__).read_text(encoding="utf-8"), made)
 
     def test_what_the_generator_does_not_understand_fails(self):
-        text = HEADER.read_text(encoding="utf-8")
+        first, *others = generate_abi.read_headers(API)
         for more in ("CRUMB_API int crumb_new(unknown_t value);", "#define CRUMB_X (1 << 3)",
                      "typedef union crumb_u { int a; } crumb_u;",
                      "typedef struct crumb_s { int a : 3; } crumb_s;", "int crumb_hidden(void);"):
             with self.subTest(more), self.assertRaises(ValueError):
-                generate_abi.generate(re.sub(r"(?=#ifdef __cplusplus\n\})", more + "\n", text))
+                generate_abi.generate([
+                    re.sub(r"(?=#ifdef __cplusplus\n\})", more + "\n", first), *others])
 
 
 if __name__ == "__main__":

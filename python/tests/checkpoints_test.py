@@ -82,6 +82,43 @@ class CheckpointsTest(unittest.TestCase):
         (self.folder / "model.bin").write_bytes(b"x")
         self.assertIsNone(checkpoints.digest_of(self.folder, "config.json"))
 
+    def test_a_checkpoint_of_one_file(self):
+        path = self.folder / "model.gguf"
+        digests = set()
+        for content in (b"GGUF" + bytes(MIB), b"GGUF" + bytes(MIB - 1) + b"x"):
+            path.write_bytes(content)
+            self.assertEqual(checkpoints.folder_of(str(path), None, "config.json"), path)
+            digests.add(checkpoints.digest_of(path, "config.json"))
+        self.assertEqual(len(digests - {None}), 2)
+
+    def gguf_digest(self, named, files):
+        """The digest of the checkpoint whose file `named` was given, in a folder of these files."""
+        for path in self.folder.iterdir():
+            path.unlink()
+        for name, content in files.items():
+            (self.folder / name).write_bytes(content)
+        return checkpoints.digest_of(self.folder / named, "config.json")
+
+    def test_a_split_checkpoint_is_all_of_its_files(self):
+        """Engines that get one file of a split GGUF checkpoint load all of them."""
+        files = {f"m[1]-0000{i}-of-00003.gguf": b"GGUF" + bytes([i]) * 99 for i in (1, 2, 3)}
+        before = self.gguf_digest("m[1]-00001-of-00003.gguf", files)
+        self.assertEqual(self.gguf_digest("m[1]-00002-of-00003.gguf", files), before)
+        others = {"m[1]-00001-of-00004.gguf": b"x", "m1-00001-of-00003.gguf": b"x",
+                  "m[1]-00001-of-00003.gguf.part": b"x", "other.gguf": b"x"}
+        self.assertEqual(self.gguf_digest("m[1]-00001-of-00003.gguf", {**files, **others}), before)
+        for name in list(files)[1:]:
+            trained = {**files, name: files[name][:-1] + b"x"}
+            self.assertNotEqual(self.gguf_digest("m[1]-00001-of-00003.gguf", trained), before, name)
+            missing = {other: content for other, content in files.items() if other != name}
+            self.assertNotEqual(self.gguf_digest("m[1]-00001-of-00003.gguf", missing), before, name)
+
+    def test_a_checkpoint_has_the_vision_model_beside_it(self):
+        """Engines load the mmproj file in the folder of a GGUF checkpoint."""
+        digests = [self.gguf_digest("m.gguf", {"m.gguf": b"GGUF", **beside}) for beside in (
+            {}, {"mmproj.gguf": b"a"}, {"mmproj.gguf": b"b"}, {"m-mmproj-f16.gguf": b"a"})]
+        self.assertEqual(len(set(digests)), len(digests))
+
     def test_an_adapter_that_is_trained_further_is_another_one(self):
         config = "adapter_config.json"
         self.digest({"adapter_model.safetensors": safetensors({"a": bytes(99)})}, config)

@@ -1,7 +1,8 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks what GpuWorker and Batch pass to the C library, without a GPU: the library's device functions are
-replaced by ones that record their arguments. That the calls compute is gpu_test.py's matter."""
+"""Checks what GpuWorker and Batch pass to the C library, without a GPU: the library's device
+functions are replaced by ones that record their arguments. That the calls compute is gpu_test.py's
+matter."""
 
 import ctypes
 import types

@@ -77,7 +77,8 @@ def gguf_name(name):
 
 
 def as_llama_cpp_stores(name, values):
-    """Rows of q and k as llama.cpp's converter orders them: channel i and i + half next to each other."""
+    """Rows of q and k as llama.cpp's converter orders them: channel i and i + half next to each
+    other."""
     if ".q_proj." not in name and ".k_proj." not in name:
         return values
     half = HEAD_DIM // 2
@@ -315,7 +316,8 @@ class ImportGgufTest(unittest.TestCase):
              "no positive number"),
             (lambda source: source.token_types.pop(), "token_type"),
             (lambda source: source.tokens.__setitem__(5, source.tokens[6]), "twice"),
-            (lambda source: source.tensors.pop("model.norm.weight"), "output_norm.weight is missing"),
+            (lambda source: source.tensors.pop("model.norm.weight"),
+             "output_norm.weight is missing"),
             (add_tensor, "attn_sinks"), (not_finite, "output_norm.weight has values"),
             (lambda source: source.tensors.update(
                 {"model.layers.0.self_attn.q_proj.bias": numpy.zeros(128, numpy.float32)}),

@@ -1,6 +1,7 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""crumb.Transfer over a crumbd: paged caches of every layout and block size, with numpy and torch.
+"""crumb.Transfer over a crumbd: paged caches of every layout and block size, with numpy and torch,
+and pools of INT2 blocks.
 
 The bytes of INT2 pages are compared with the quantizer's in tests/client/transfer/transfer_test.cc.
 Here one cache's pages arrive in another cache, in other blocks of another size and layout.
@@ -15,6 +16,7 @@ import unittest
 
 import crumb
 import support
+from crumb import _engines, blocks
 
 np = support.installed("numpy")
 torch = support.installed("torch")
@@ -75,6 +77,44 @@ class Cache:
     def _of(self, part, dims, pages):
         ordered = np.transpose(part, [dims.index(name) for name in "bthd"])
         return ordered[self.table].reshape(-1, HEADS, DIM)[:pages * crumb.PAGE_TOKENS].copy()
+
+
+class Pool:
+    """An engine's pool of blocks, [blocks, layers, heads, bytes], in random order."""
+
+    def __init__(self, geometry, seed):
+        self.geometry = geometry
+        rng = np.random.default_rng(seed)
+        needed = geometry.sink_blocks + PAGES
+        self.blocks = needed + 3
+        self.table = random.Random(seed).sample(range(self.blocks), needed)
+        self.memory = rng.integers(1, 256, (self.blocks, MODEL.layers, HEADS, geometry.tile_bytes),
+                                   dtype="uint8")
+
+    def fill(self):
+        """Makes the sink's rows finite."""
+        wide = np.random.default_rng(5).standard_normal(
+            (self.blocks, MODEL.layers, HEADS, self.geometry.tile_bytes // 2), dtype="float32")
+        bits = (wide.view("uint32") >> 16).astype("uint16").view("uint8")
+        for block in self.table[:self.geometry.sink_blocks]:
+            self.memory[block] = bits[block]
+
+    def pools(self):
+        stride = self.memory.strides[0]
+        starts = [self.memory.ctypes.data + layer * self.memory.strides[1]
+                  for layer in range(MODEL.layers)]
+        return [blocks.BlockPool(start, start, start, stride, self.blocks) for start in starts]
+
+    def tiles(self, page):
+        return self.memory[self.table[self.geometry.sink_blocks + page]]
+
+    def sink(self):
+        """The bytes of the first 64 rows, [layers, heads, rows, bytes]."""
+        row = 4 * DIM
+        rows = [self.memory[block][..., i * row:(i + 1) * row]
+                for block in self.table[:self.geometry.sink_blocks]
+                for i in range(self.geometry.rows_per_block)]
+        return np.stack(rows[:64])
 
 
 def to_float(bits):
@@ -170,6 +210,19 @@ class TransferTest(support.CrumbdTest):
         np.testing.assert_array_equal(after[:, :end], written.rows(0)[:, :end])
         np.testing.assert_array_equal(after[:, end:], before[:, end:])
 
+    def test_an_engine_with_other_weight_formats_has_pages_of_its_own(self):
+        model, written = self.model(), Cache("NHD", 64, 12)
+        models = [dataclasses.replace(model, fields=_engines.keyspace_fields(quantization))
+                  for quantization in (None, "fp8")]
+        self.store(self.transfer(models[0], written), written)
+        hits = []
+        for one in models:
+            transfer = self.transfer(one, None)
+            space = transfer.keyspace()
+            with transfer.acquire(space, transfer.keys(space, TOKENS), deadline=10) as lease:
+                hits.append(lease.pages)
+        self.assertEqual(hits, [PAGES, 0])
+
     def test_a_worker_of_the_engine_joins_the_schedulers_lease(self):
         model, written = self.model(), Cache("K then V", 16, 10)
         keys = self.store(self.transfer(model, written), written)
@@ -197,6 +250,30 @@ with crumb.Client({self.folder!r}, engine={engine!r}) as client:
         digest = hashlib.sha256(written.rows(1).tobytes()).hexdigest()
         self.assertEqual(out, f"{PAGES} {digest}\n")
         self.assertEqual(len(keys), PAGES)
+
+    def test_blocks_of_an_engine_arrive_in_another_pool(self):
+        model = self.model("int2")
+        geometry = blocks.block_geometry(model)
+        written, read = Pool(geometry, 21), Pool(geometry, 22)
+        written.fill()
+        from_pool, to_pool = self.transfer(model, None), self.transfer(model, None)
+        from_pool.use_blocks(written.pools(), owner=written.memory)
+        to_pool.use_blocks(read.pools(), owner=read.memory)
+        keys = self.store(from_pool, written)
+        before = read.memory.copy()
+        self.load(to_pool, read, keys)
+        for page in range(1, PAGES):
+            np.testing.assert_array_equal(read.tiles(page), written.tiles(page))
+        np.testing.assert_array_equal(read.sink(), written.sink())
+        # Only these blocks were written.
+        front = geometry.sink_blocks
+        kept = sorted(set(range(read.blocks)) - set(read.table[:front] + read.table[front + 1:]))
+        np.testing.assert_array_equal(read.memory[kept], before[kept])
+
+        with self.assertRaisesRegex(crumb.InvalidArgument, "layers"):
+            from_pool.use_blocks(written.pools()[:1])
+        with self.assertRaisesRegex(crumb.InvalidArgument, "the pool has"):
+            from_pool.store(from_pool.keyspace(), keys, 0, [*written.table[:-1], written.blocks])
 
     @unittest.skipIf(torch is None, "needs torch")
     def test_operators_store_and_load_a_layer(self):

@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """CrumbCache and crumb.generate on a GPU: transformers_gpu_test.py [--build DIR]
 
-The references are the same models on the CPU, transformers' own attention over rows rounded to BF16,
-and the same over pages that crumb.Transfer dequantizes. Models have random weights and compute in
-F32, so that attention is the only difference. What is needed, and --build: as for gpu_test.py. Each
-difference that a bound is compared with is printed.
+The references are the same models on the CPU, transformers' own attention over rows rounded to
+BF16, and the same over pages that crumb.Transfer dequantizes. Models have random weights and
+compute in F32, so that attention is the only difference. What is needed, and --build: as for
+gpu_test.py. Each difference that a bound is compared with is printed.
 """
 
 import argparse

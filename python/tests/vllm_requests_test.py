@@ -114,7 +114,7 @@ class RequestsTest(unittest.TestCase):
 
     def make(self, block_tokens=16, exact=False, worth=lambda tokens: True, policy=None,
              patience=SECONDS, **options):
-        made = requests.Requests(self.store, block_tokens, exact, 0.1,
+        made = requests.Requests(self.store, requests.BlockLayout(block_tokens), exact, 0.1,
                                  policy or FakePolicy(worth), patience, **options)
         self.addCleanup(made.close)
         return made
@@ -126,7 +126,7 @@ class RequestsTest(unittest.TestCase):
     def run_prompt(self, tracker, request, blocks):
         """Prefills a prompt in one step; returns the matched tokens and the stores."""
         matched = tracker.matched_tokens(request, 0)
-        tracker.allocated(request, blocks, matched)
+        tracker.allocated(request, [blocks], matched)
         loads = tracker.loads()
         if loads:
             tracker.load_finished(request.request_id)
@@ -147,11 +147,49 @@ class RequestsTest(unittest.TestCase):
         tracker.finished("a")
         self.assertEqual(len(tracker), 0)
 
+    def test_blocks_of_a_sink_stand_in_front_of_those_of_pages(self):
+        layout = requests.BlockLayout(64, pages=1, front=2, front_blocks=3)
+        tracker = requests.Requests(self.store, layout, False, 0.1, FakePolicy(), SECONDS)
+        self.addCleanup(tracker.close)
+
+        def output(request_id, computed, scheduled, groups, new=True):
+            made = step(new=[(request_id, (), computed, scheduled)] if new else (),
+                        cached=() if new else [(request_id, (), computed, scheduled)])
+            if new:
+                made.scheduled_new_reqs[0].block_ids = groups
+            else:
+                made.scheduled_cached_reqs.new_block_ids[0] = groups
+            return made
+
+        writer = Request("a", range(700))
+        self.assertEqual(tracker.matched_tokens(writer, 0), 0)
+        groups = ([1], [10, 11, 12, 13, 14], [7, 8, 9])
+        tracker.allocated(writer, groups, 0)
+        stores = tracker.stores(output("a", 0, 300, groups))
+        self.assertEqual([(j.first_page, len(j.keys), j.blocks) for j in stores],
+                         [(0, 4, (7, 8, 9, 10, 11, 12, 13))])
+        more = tracker.stores(output("a", 300, 400, ([], [15, 16, 17, 18, 19, 20], []), new=False))
+        self.assertEqual([(j.first_page, len(j.keys), j.blocks) for j in more],
+                         [(4, 6, (7, 8, 9, *range(10, 20)))])
+        self.publish(stores + more)
+        tracker.finished("a")
+
+        reader = Request("b", range(700))
+        self.assertEqual(tracker.matched_tokens(reader, 64), 384 - 64)
+        tracker.allocated(reader, ([1], list(range(30, 41)), [4, 5, 6]), 320)
+        (load,) = tracker.loads()
+        self.assertEqual((load.first_page, len(load.keys), load.blocks),
+                         (1, 6, (4, 5, 6, *range(30, 36))))
+        # A request of which a load failed is computed, and its pages are stored again.
+        tracker.load_failed("b")
+        self.assertEqual(tracker.matched_tokens(reader, 0), 0)
+        tracker.finished("b")
+
     def test_chunks_of_a_prompt_continue_where_the_last_one_ended(self):
         tracker = self.make()
         request = Request("a", range(300))
         tracker.matched_tokens(request, 0)
-        tracker.allocated(request, range(7), 0)
+        tracker.allocated(request, [range(7)], 0)
         first = tracker.stores(step(new=[("a", range(7), 0, 100)]))
         second = tracker.stores(step(cached=[("a", range(7, 19), 100, 200)]))
         self.assertEqual([(j.first_page, len(j.keys)) for j in first + second], [(0, 1), (1, 3)])
@@ -186,7 +224,7 @@ class RequestsTest(unittest.TestCase):
         tracker.finished("a")
         request = Request("b", range(640))
         self.assertEqual(tracker.matched_tokens(request, 256), 320)
-        tracker.allocated(request, range(40), 320)
+        tracker.allocated(request, [range(40)], 320)
         self.assertEqual(tracker.loads()[0].first_page, 4)
         self.assertEqual(tracker.matched_tokens(request, 576), 0)
         tracker.finished("b")
@@ -242,7 +280,7 @@ class RequestsTest(unittest.TestCase):
         running, waiting = Request("b", range(640)), Request("c", range(640))
         self.assertEqual(tracker.matched_tokens(running, 0), 576)
         self.assertEqual(tracker.matched_tokens(waiting, 0), 576)
-        tracker.allocated(running, range(40), 576)
+        tracker.allocated(running, [range(40)], 576)
         self.assertFalse(tracker.reset(), "pages are being loaded")
         tracker.load_finished("b")
         self.assertEqual(FakeLease.open_leases, 0)
@@ -279,7 +317,7 @@ class RequestsTest(unittest.TestCase):
         tracker = self.make()
         request = Request("a", range(200))
         tracker.matched_tokens(request, 0)
-        tracker.allocated(request, range(13), 0)
+        tracker.allocated(request, [range(13)], 0)
         tracker.stores(step(new=[("a", range(13), 0, 100)]))
         jobs = tracker.stores(step(cached=[("a", range(50, 63), 0, 200)], resumed=["a"]))
         self.assertEqual([(j.first_page, len(j.keys)) for j in jobs], [(1, 2)])
@@ -292,7 +330,7 @@ class RequestsTest(unittest.TestCase):
         tracker.finished("a")
         request = Request("b", range(640))
         matched = tracker.matched_tokens(request, 0)
-        tracker.allocated(request, range(40), matched)
+        tracker.allocated(request, [range(40)], matched)
         self.assertEqual(len(tracker.loads()), 1)
         tracker.load_failed("b")
         jobs = tracker.stores(step(new=[("b", range(40), 0, 640)]))
@@ -317,7 +355,7 @@ class RequestsTest(unittest.TestCase):
         for members in ({"skip_reading_prefix_cache": True}, {"prompt_embeds": object()}):
             request = Request("b", range(640), **members)
             self.assertEqual(tracker.matched_tokens(request, 0), 0)
-            tracker.allocated(request, range(40), 0)
+            tracker.allocated(request, [range(40)], 0)
             stores = tracker.stores(step(new=[("b", range(40), 0, 640)]))
             self.assertEqual(bool(stores), "prompt_embeds" not in members)
             tracker.finished("b")
@@ -331,7 +369,7 @@ class RequestsTest(unittest.TestCase):
         self.assertEqual(tracker.matched_tokens(request, 64), 0)
         # It is looked up all the same, without a deadline, so that it is not stored again.
         self.assertEqual(self.store.deadlines, [0.0])
-        tracker.allocated(request, range(44), 0)
+        tracker.allocated(request, [range(44)], 0)
         stores = tracker.stores(step(new=[("b", range(44), 64, 636)]))
         self.assertEqual([job.first_page for job in stores], [])
         tracker.finished("b")
@@ -359,7 +397,7 @@ class RequestsTest(unittest.TestCase):
             self.assertIsNone(tracker.matched_tokens(request, 0))
         self.assertEqual(self.found_later(tracker, request), 576)
         self.assertEqual(self.store.deadlines, [0.1])
-        tracker.allocated(request, range(40), 576)
+        tracker.allocated(request, [range(40)], 576)
         self.assertEqual([job.first_page for job in tracker.loads()], [0])
         tracker.finished("a")
 
@@ -392,7 +430,7 @@ class RequestsTest(unittest.TestCase):
         tracker = self.make(exact=True)
         request = Request("a", range(700))
         self.assertEqual(tracker.matched_tokens(request, 640), 0)
-        tracker.allocated(request, range(44), 0)
+        tracker.allocated(request, [range(44)], 0)
         stores = tracker.stores(step(new=[("a", range(44), 640, 60)]))
         request.all_token_ids.extend(range(4))
         stores += tracker.stores(step(cached=[("a", None, 700, 4)]))

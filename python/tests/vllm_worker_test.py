@@ -107,8 +107,8 @@ def load_job(first, end, request_id="a"):
 
 
 class PageMoverTest(unittest.TestCase):
-    def make(self, transfer, streams=None):
-        mover = worker.PageMover(transfer, 16, 0.1)
+    def make(self, transfer, streams=None, layout=worker.BlockLayout(16)):
+        mover = worker.PageMover(transfer, layout, 0.1)
         self.addCleanup(mover.close)
         if streams is not None:
             mover.use_device(streams)
@@ -158,6 +158,15 @@ class PageMoverTest(unittest.TestCase):
         self.assertEqual(mover.take_failed_requests(), {"a"})
         moved = mover.take_moved()
         self.assertEqual((moved.loaded_pages, moved.failed_pages), (3, 5))
+
+    def test_with_several_groups_of_blocks_the_request_is_named(self):
+        transfer = FakeTransfer()
+        transfer.loadable = 3
+        mover = self.make(transfer, layout=worker.BlockLayout(64, 0, 1, 8))
+        mover.start_loads([load_job(2, 10), load_job(0, 3, "b")])
+        self.assertEqual(self.finish(mover), {"a", "b"})
+        self.assertEqual((mover.take_failed_blocks(), mover.take_failed_loads()), (set(), {"a"}))
+        self.assertEqual((mover.take_failed_requests(), mover.take_failed_loads()), ({"a"}, set()))
 
     def test_a_load_that_fails_in_any_way_ends(self):
         for error in (errors.Unavailable("crumbd is away"), RuntimeError("a CUDA error")):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""Puts what was built into a package folder: bundle.py --build DIR --header crumb.h --to DIR
+"""Puts what was built into a package folder: bundle.py --build DIR --headers DIR --to DIR
 
 The folder gets bin/crumbd, bin/crumb, lib/libcrumb.so.1 and libcrumb_core.so, the declarations
 _abi.py, and every shared library that these need beside glibc and libstdc++, under names of its own
@@ -125,7 +125,7 @@ class Bundle:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=pathlib.Path, required=True)
-    parser.add_argument("--header", type=pathlib.Path, required=True)
+    parser.add_argument("--headers", type=pathlib.Path, required=True)
     parser.add_argument("--to", type=pathlib.Path, required=True)
     parser.add_argument("--patchelf", default="patchelf")
     options = parser.parse_args()
@@ -145,8 +145,8 @@ def main():
     bundle.add_ucx_modules()
     bundle.add_libraries()
     bundle.add_licenses()
-    header = options.header.read_text(encoding="utf-8")
-    (options.to / "_abi.py").write_text(generate_abi.generate(header), encoding="utf-8")
+    headers = generate_abi.read_headers(options.headers)
+    (options.to / "_abi.py").write_text(generate_abi.generate(headers), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -33,14 +33,15 @@ def stage(build, folder):
         link(build.resolve() / "bin" / name, package / "bin" / name)
     for library in sorted((build.resolve() / "lib").glob("libcrumb*.so*")):
         link(library, package / "lib" / library.name)
-    header = (ROOT / "client/api/crumb.h").read_text(encoding="utf-8")
-    (package / "_abi.py").write_text(generate_abi.generate(header), encoding="utf-8")
+    headers = generate_abi.read_headers(ROOT / "client/api")
+    (package / "_abi.py").write_text(generate_abi.generate(headers), encoding="utf-8")
     write_entry_points(folder)
     return folder
 
 
 def write_entry_points(folder):
-    """Lets programs that look for plugins find those of pyproject.toml, as in an installed wheel."""
+    """Lets programs that look for plugins find those of pyproject.toml, as in an installed
+    wheel."""
     project = (ROOT / "python/pyproject.toml").read_text(encoding="utf-8")
     groups = re.findall(r'^\[project\.entry-points\."(.+)"\]\n((?:[a-z_]+ = ".+"\n)+)', project,
                         re.MULTILINE)

@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the ctypes declarations of crumb.h: generate_abi.py crumb.h OUTPUT.py
+"""Writes the ctypes declarations of the C interface: generate_abi.py FOLDER OUTPUT.py
 
-crumb.h is the one definition of the C interface. This program reads the subset of C that the header
-uses (integer macros, structs of scalars, pointers and arrays, typedefs of integers and functions,
-function declarations) and fails on anything else, so that nothing of the header is left out
-silently. tests/abi_test.py compares the result with what a C compiler makes of the same header.
+The headers in FOLDER are its one definition. This program reads the subset of C that they
+use (integer macros, structs of scalars, pointers and arrays, typedefs of integers and functions,
+function declarations) and fails on anything else, so that nothing is left out silently.
+tests/abi_test.py compares the result with what a C compiler makes of the same headers.
 """
 
+import pathlib
 import re
 import sys
 
+# The headers of the C interface, each behind those that it includes.
+HEADERS = ("crumb.h", "crumb_transfer.h", "crumb_blocks.h", "crumb_device.h")
 SCALARS = {
     "int": "c_int", "float": "c_float", "size_t": "c_size_t", "uint8_t": "c_uint8",
     "int32_t": "c_int32", "uint32_t": "c_uint32", "int64_t": "c_int64", "uint64_t": "c_uint64",
@@ -19,10 +22,10 @@ SCALARS = {
 IDENTIFIER = r"[A-Za-z_]\w*"
 
 
-class Header:
-    """The declarations of a header, in its order."""
+class Interface:
+    """The declarations of several headers, in their order."""
 
-    def __init__(self, text):
+    def __init__(self, texts):
         self.constants = {}
         self.aliases = {}    # typedef of an integer: name -> ctypes scalar
         self.opaque = set()  # structs that only pointers name
@@ -30,7 +33,8 @@ class Header:
         self.structs = {}    # name -> [(member, ctypes expression)]
         self.functions = {}  # name -> (result, [parameters])
         self.body = []       # names of callbacks and structs in order
-        self._read(text)
+        for text in texts:
+            self._read(text)
 
     def _read(self, text):
         text = re.sub(r"/\*.*?\*/", " ", text, flags=re.DOTALL)
@@ -60,7 +64,7 @@ class Header:
             self.constants[number[1]] = int(number[2])
             return
         # The include guard, the visibility attribute and macros with parameters are no constants.
-        if not re.fullmatch(rf"CRUMB_H_|CRUMB_API\b.*|{IDENTIFIER}\(.*", line):
+        if not re.fullmatch(rf"CRUMB_(?:[A-Z]+_)?H_|CRUMB_API\b.*|{IDENTIFIER}\(.*", line):
             raise ValueError(f"not a constant: #define {line}")
 
     def _declare(self, statement):
@@ -142,35 +146,39 @@ class Header:
         return self.aliases.get(name) or SCALARS[name]
 
 
-def generate(text):
-    """The module's text for the text of a header."""
-    header = Header(text)
-    lines = ['"""Generated from crumb.h by tools/generate_abi.py: not to be edited."""', "",
+def read_headers(folder):
+    """The texts of the C interface's headers."""
+    return [(folder / name).read_text(encoding="utf-8") for name in HEADERS]
+
+
+def generate(texts):
+    """The module's text for the texts of headers."""
+    interface = Interface(texts)
+    lines = ['"""Generated from the C interface by tools/generate_abi.py: not to be edited."""', "",
              "from ctypes import (CFUNCTYPE, POINTER, Structure, c_char_p, c_float, c_int,",
              "                    c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_uint64,",
              "                    c_void_p)",
              "from typing import Any, Dict, List, Tuple", ""]
-    lines += [f"{name} = {value}" for name, value in header.constants.items()]
-    for name in header.body:
-        if name in header.callbacks:
-            lines += ["", f"{name} = CFUNCTYPE({', '.join(header.callbacks[name])})"]
+    lines += [f"{name} = {value}" for name, value in interface.constants.items()]
+    for name in interface.body:
+        if name in interface.callbacks:
+            lines += ["", f"{name} = CFUNCTYPE({', '.join(interface.callbacks[name])})"]
             continue
         lines += ["", "", f"class {name}(Structure):", "    _fields_ = ["]
-        lines += [f'        ("{member}", {kind}),' for member, kind in header.structs[name]]
+        lines += [f'        ("{member}", {kind}),' for member, kind in interface.structs[name]]
         lines += ["    ]"]
     lines += ["", "", "# Function name: (type of the result, types of the parameters).",
               "FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {"]
-    for name, (result, parameters) in header.functions.items():
+    for name, (result, parameters) in interface.functions.items():
         lines.append(f'    "{name}": ({result}, [{", ".join(parameters)}]),')
-    lines += ["}", "", f"STRUCTS = ({', '.join(header.structs)},)", ""]
+    lines += ["}", "", f"STRUCTS = ({', '.join(interface.structs)},)", ""]
     return "\n".join(lines)
 
 
 def main():
     if len(sys.argv) != 3:
-        sys.exit("usage: generate_abi.py crumb.h OUTPUT.py")
-    with open(sys.argv[1], encoding="utf-8") as header:
-        module = generate(header.read())
+        sys.exit("usage: generate_abi.py FOLDER OUTPUT.py")
+    module = generate(read_headers(pathlib.Path(sys.argv[1])))
     with open(sys.argv[2], "w", encoding="utf-8") as output:
         output.write(module)
 

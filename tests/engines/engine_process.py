@@ -2,27 +2,73 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines in processes of their own, which tests and benchmarks talk to."""
 
+import argparse
 import json
 import os
 import pathlib
 import subprocess
+import sys
 import tempfile
 import time
+import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+SKIPPED = 77
 PUBLISHED_SECONDS = 60  # bound on the time until a request's pages are hits
 
 
 def package_environment(venv, build, folder):
     """Builds the package from a build folder, and returns the environment in which Python of a
     virtual environment imports it. The virtual environment stays as it is."""
-    wheel = subprocess.run(["bash", HERE.parents[1] / "deploy/build_wheel.sh", "--build", build,
+    wheel = subprocess.run(["bash", ROOT / "deploy/build_wheel.sh", "--build", build,
                             "--to", folder / "wheel"], check=True, capture_output=True, text=True,
                            timeout=600).stdout.strip()
     packages = folder / "packages"
     subprocess.run([venv / "bin/pip", "--disable-pip-version-check", "install", "-q", "--no-index",
                     "--no-deps", "--target", packages, wheel], check=True, timeout=300)
     return {**os.environ, "PYTHONPATH": str(packages)}
+
+
+def run_tests(engine, folder, installer, options, description):
+    """Runs the tests of the main module with `options.build` from the command line, and ends the
+    process: with exit code 77 if the engine is not installed in build/`folder`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--build", type=lambda text: pathlib.Path(text).resolve(),
+                        default=ROOT / "build/release")
+    _, rest = parser.parse_known_args(namespace=options)
+    if not (ROOT / "build" / folder / "pinned").exists():
+        print(f"skipped: {engine} is not installed; tests/engines/{installer} installs it")
+        sys.exit(SKIPPED)
+    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)
+
+
+PROBE = """
+import importlib.util
+missing = [name for name in ("torch", "vllm") if importlib.util.find_spec(name) is None]
+if not missing:
+    import torch
+    missing = [] if torch.cuda.is_available() else ["a CUDA device"]
+print(", ".join(missing))
+"""
+
+
+def require_gpu(python):
+    """Ends the process with exit code 77 if an interpreter has no vLLM or no CUDA device. Any other
+    failure of the probe, a broken installation for example, is an error."""
+    missing = output_of(python, PROBE).strip()
+    if missing:
+        print(f"skipped: {python} needs {missing}")
+        sys.exit(SKIPPED)
+
+
+def output_of(python, program, *arguments, text=""):
+    """The standard output of a Python program. Ends the process with an error if it fails."""
+    done = subprocess.run([python, "-c", program, *arguments], input=text, capture_output=True,
+                          text=True, timeout=300, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{python} failed:\n{done.stderr}")
+    return done.stdout
 
 
 class EngineProcess:

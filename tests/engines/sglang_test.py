@@ -23,13 +23,12 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "tests/deploy")]
-from engine_process import EngineProcess  # noqa: E402
+from engine_process import EngineProcess, run_tests  # noqa: E402
 from services import Crumbd  # noqa: E402
 
 OPTIONS = argparse.Namespace()
 PYTHON = ROOT / "build/sglang/venv/bin/python"
 PACKAGE_TESTS = ("sglang_linker_test", "sglang_hostile_test", "sglang_ranks_test")
-SKIPPED = 77
 PROMPT = [(i * 7919 + i // 64 * 31) % 4000 + 8 for i in range(1100)]
 PAGE = 64
 
@@ -116,16 +115,5 @@ class SglangTest(unittest.TestCase):
         self.assertEqual((again["cached"], again["tokens"]), (last, expected))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--build", default=str(ROOT / "build/release"))
-    _, rest = parser.parse_known_args(namespace=OPTIONS)
-    OPTIONS.build = str(pathlib.Path(OPTIONS.build).resolve())
-    if not (ROOT / "build/sglang/pinned").exists():
-        print("skipped: SGLang is not installed; tests/engines/install_sglang.sh installs it")
-        sys.exit(SKIPPED)
-    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)
-
-
 if __name__ == "__main__":
-    main()
+    run_tests("SGLang", "sglang", "install_sglang.sh", OPTIONS, __doc__)

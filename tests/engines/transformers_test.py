@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""The package's tests that need torch and transformers, in the engines' environment, which has both:
-transformers_test.py --build DIR
+"""The package's tests that need torch and transformers, in the engines' environment, which has
+both: transformers_test.py --build DIR
 
 Needs build/engines (tests/engines/install.sh); exit code 77 without it.
 """
@@ -16,7 +16,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PYTHON = ROOT / "build/engines/venv/bin/python"
-TESTS = ("ops_test", "calibrate_test", "gpu_calls_test", "import_gguf_test",
+TESTS = ("ops_test", "calibrate_test", "gpu_calls_test", "import_gguf_test", "long_context_test",
          "transformers_cache_test", "transformers_device_test", "transformers_generate_test")
 SKIPPED = 77
 

@@ -7,10 +7,11 @@ vllm_conformance_test.py --build DIR
 Needs build/engines (tests/engines/install.sh); exit code 77 without it. Pages are exact (BF16), so
 that a hit has to give the answer of a computed prompt, and a wrong hit gives another one.
 
-Three cases of the suite are not run: the small model takes no images, and vLLM's CPU build has no
-FP8 weights, so that "another image" and "another dtype" are covered by python/tests/
-vllm_requests_test.py alone; "generated tokens" and "a rejected draft token" need a model whose output
-the test chooses, and stand here as tests of their own with the output that the model gives.
+Four cases of the suite are not run here. The small model takes no images, and vLLM's CPU build has
+no FP8 weights: python/tests/vllm_requests_test.py covers "another image", and
+python/tests/transfer_test.py "another dtype". "generated tokens" and "a rejected draft token" need
+a model whose output the test chooses, and stand here as tests of their own with the output that the
+model gives.
 """
 
 import argparse
@@ -28,12 +29,11 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "tests/deploy"), str(ROOT / "tests/conformance")]
 import cases  # noqa: E402
-from engine_process import Engine, package_environment  # noqa: E402
+from engine_process import Engine, package_environment, run_tests  # noqa: E402
 from services import Crumbd  # noqa: E402
 
 OPTIONS = argparse.Namespace()
 VENV = ROOT / "build/engines/venv"
-SKIPPED = 77
 NOT_RUN = {"another image", "another dtype", "generated tokens", "a rejected draft token"}
 ENGINES_MAX = 3  # vLLM processes at once, of some 1.5 GB each
 ANSWER_TOKENS = 8
@@ -87,8 +87,8 @@ def words(tokens):
 
 
 class VllmEngine:
-    """Implements cases.Engine. A worker without pages of its own is an engine whose prefix cache was
-    emptied: engines are kept for the next case with the same options."""
+    """Implements cases.Engine. A worker without pages of its own is an engine whose prefix cache
+    was emptied: engines are kept for the next case with the same options."""
 
     # The suite's usual pages are INT2, and exact ones the exception; here it is the reverse.
     histories = {"int2": "bf16", "bf16": "int2"}
@@ -231,16 +231,5 @@ for number, one in enumerate(case for case in cases.CASES if case.name not in NO
             case_test(one))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--build", default=str(ROOT / "build/release"))
-    _, rest = parser.parse_known_args(namespace=OPTIONS)
-    OPTIONS.build = str(pathlib.Path(OPTIONS.build).resolve())
-    if not (ROOT / "build/engines/pinned").exists():
-        print("skipped: vLLM is not installed; tests/engines/install.sh installs it")
-        sys.exit(SKIPPED)
-    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)
-
-
 if __name__ == "__main__":
-    main()
+    run_tests("vLLM", "engines", "install.sh", OPTIONS, __doc__)

@@ -4,10 +4,12 @@
 vllm_engine.py MODEL [CONNECTOR_CONFIG [OPTIONS]]
 
 CONNECTOR_CONFIG is the JSON of kv_connector_extra_config; null: vLLM runs without connector.
-OPTIONS are arguments of vLLM's LLM as JSON. Each line of input is JSON: {"tokens": [...],
-"max_tokens": n, "salt": text or null, "lora": folder or null} and gets one line: {"tokens": [...],
-"cached": n, "seconds": x}; with "margins": true it has "margins", too: by how much each token was
-more likely than the next one. Other lines:
+OPTIONS are arguments of vLLM's LLM as JSON. The first line of output is {"ready": true} with the
+cache's sizes and "attention", the backends that vLLM chose for the model's layers. Each line of
+input is JSON: {"tokens": [...], "max_tokens": n, "salt": text or null, "lora": folder or null} and
+gets one line: {"tokens": [...], "cached": n, "seconds": x}; with "margins": true it has "margins",
+too, by how much each token was more likely than the next one, and "chosen", the logarithms of its
+tokens' probabilities. Other lines:
 
 {"batch": [[...], ...], "max_tokens": n} generates for several prompts at once and gets {"seconds":
 x, "cached": [n, ...], "tokens": [[...], ...]}; with "cancel": [i, ...] these prompts are cancelled
@@ -74,6 +76,12 @@ def margins(result):
     return [first - second for first, second in best]
 
 
+def chosen(result):
+    """The logarithm of the probability of each generated token."""
+    return [step[token].logprob for token, step in zip(result.outputs[0].token_ids,
+                                                       result.outputs[0].logprobs)]
+
+
 def scores(engine, tokens):
     (result,) = engine.generate(
         [{"prompt_token_ids": tokens}],
@@ -87,6 +95,16 @@ def adapter(folder, numbers):
     return LoRARequest(folder, numbers.setdefault(folder, len(numbers) + 1), folder)
 
 
+def attention_of(config):
+    """Names of the attention backends of the model's layers, with the version of FlashAttention."""
+    names = set()
+    for layer in config.compilation_config.static_forward_context.values():
+        version = getattr(getattr(layer, "impl", None), "vllm_flash_attn_version", None)
+        if hasattr(layer, "impl"):
+            names.add(layer.get_attn_backend().get_name() + (f" {version}" if version else ""))
+    return sorted(names)
+
+
 def main():
     options = {"enforce_eager": True, "dtype": "bfloat16", "seed": 0}
     options.update(json.loads(sys.argv[3]) if len(sys.argv) > 3 else {})
@@ -97,8 +115,9 @@ def main():
             kv_connector_extra_config=json.loads(sys.argv[2]))
     engine = LLM(model=sys.argv[1], **options)
     cache = engine.llm_engine.vllm_config.cache_config
-    answer({"ready": True, "block_tokens": cache.block_size,
-            "cache_tokens": getattr(cache, "kv_cache_size_tokens", None)})
+    answer({"ready": True, "block_tokens": cache.block_size, "blocks": cache.num_gpu_blocks,
+            "cache_tokens": getattr(cache, "kv_cache_size_tokens", None),
+            "attention": attention_of(engine.llm_engine.vllm_config)})
     adapters = {}
     for line in sys.stdin:
         wanted = json.loads(line)
@@ -129,7 +148,8 @@ def main():
                                       2 if wanted.get("margins") else None)
         answer({"tokens": list(result.outputs[0].token_ids), "cached": result.num_cached_tokens,
                 "seconds": seconds,
-                **({"margins": margins(result)} if wanted.get("margins") else {})})
+                **({"margins": margins(result), "chosen": chosen(result)}
+                   if wanted.get("margins") else {})})
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 """vLLM with CrumbConnector and the project's small model on a GPU: vllm_gpu_test.py [--python
 PYTHON]
 
-PYTHON (default: this one) must import vLLM and crumb, a build with CUDA; exit code 77 where it does
-not, or where there is no CUDA device. Every engine is a process of its own with CUDA graphs, and
+PYTHON (default: this one) must import vLLM and crumb, a build with CUDA; exit code 77 without vLLM
+or a CUDA device. Every engine is a process of its own with CUDA graphs, and
 its own prefix cache is emptied before a hit is expected, so that hits come from crumbd.
 """
 
@@ -22,20 +22,17 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "tests/deploy")]
-from engine_process import Engine  # noqa: E402
+from engine_process import Engine, output_of, require_gpu  # noqa: E402
 from services import Crumbd  # noqa: E402
 
 OPTIONS = argparse.Namespace()
 TEXT = []  # tokens of the project's documentation
-# Prints crumbd's path and the tokens of the text on standard input; fails where vLLM, crumb or a CUDA
-# device is missing.
+# Prints crumbd's path and the tokens of the text on standard input.
 PREPARE = """
-import crumb, importlib.util, json, sys, tokenizers, torch
-assert torch.cuda.is_available() and importlib.util.find_spec("vllm")
+import crumb, json, sys, tokenizers
 tokenizer = tokenizers.Tokenizer.from_file(sys.argv[1] + "/tokenizer.json")
 print(json.dumps([str(crumb.path_of("crumbd")), tokenizer.encode(sys.stdin.read()).ids]))
 """
-SKIPPED = 77
 # Length of a prompt: the same leading tokens are a hit in blocks of 16 and in pages of 64, so that
 # a hit in vLLM's own prefix cache and one in crumbd compute the same tokens in the same steps. The
 # rows of exact pages have the same bits, and so the answers must be equal.
@@ -162,13 +159,9 @@ def main():
     parser.parse_known_args(namespace=OPTIONS)
     texts = "".join(path.read_text(encoding="utf-8")
                     for path in sorted((ROOT / "docs").glob("*.md")))
-    found = subprocess.run([OPTIONS.python, "-c", PREPARE, ROOT / "models/data/tiny-lm"],
-                           input=texts[:40000], capture_output=True, text=True, timeout=300,
-                           check=False)
-    if found.returncode != 0:
-        print(f"skipped: needs vLLM, crumb and a CUDA device: {found.stderr.strip()[-200:]}")
-        sys.exit(SKIPPED)
-    OPTIONS.crumbd, tokens = json.loads(found.stdout)
+    require_gpu(OPTIONS.python)
+    OPTIONS.crumbd, tokens = json.loads(output_of(
+        OPTIONS.python, PREPARE, ROOT / "models/data/tiny-lm", text=texts[:40000]))
     TEXT.extend(tokens)
     unittest.main(argv=[sys.argv[0]], verbosity=2)
 

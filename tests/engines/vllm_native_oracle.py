@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of tokens by crumb.transformers: vllm_native_oracle.py MODEL
 
-Reads {"score": [...]} from standard input and writes RESULT {"scores": [...]}: the logarithms of the
-probabilities of these tokens but the first. Each token is a pass of its own, so that it attends
+Reads {"score": [...]} from standard input and writes RESULT {"scores": [...]}: the logarithms of
+the probabilities of these tokens but the first. Each token is a pass of its own, so that it attends
 history as in decoding, which is what vLLM with Crumb's attention backend does everywhere.
 """
 

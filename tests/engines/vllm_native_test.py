@@ -10,9 +10,7 @@ with one token in a pass.
 """
 
 import argparse
-import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,20 +19,13 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE)]
-from engine_process import Engine, EngineProcess  # noqa: E402
+import vllm_native_cases as cases  # noqa: E402
+from engine_process import Engine, EngineProcess, run_tests  # noqa: E402
 
 OPTIONS = argparse.Namespace()
 VENV = ROOT / "build/engines/venv"
-SKIPPED = 77
 # vLLM prints the cache's capacity for requests of this length.
 LONG = {"max_model_len": 32768, "hf_overrides": {"max_position_embeddings": 32768}}
-CUSTOM = {"attention_backend": "CUSTOM"}
-ROUNDING = 0.15  # differences of log probabilities that BF16 rounding causes, at most
-EXACT_TOKENS = 318  # positions before which no token attends INT2 history
-
-
-def mean_difference(found, expected):
-    return sum(abs(x - y) for x, y in zip(found, expected, strict=True)) / len(found)
 
 
 class VllmNativeTest(unittest.TestCase):
@@ -42,17 +33,10 @@ class VllmNativeTest(unittest.TestCase):
     def setUpClass(cls):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
-        package = pathlib.Path(folder.name) / "package"
-        subprocess.run([sys.executable, ROOT / "python/tools/develop.py", "--build", OPTIONS.build,
-                        "--to", package], check=True)
-        cls.environment = {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1",
-                           "HF_HUB_OFFLINE": "1"}
-        cls.model = pathlib.Path(folder.name) / "model"
-        shutil.copytree(ROOT / "models/data/tiny-lm", cls.model)
-        (cls.model / "tokenizer_config.json").write_text(
-            '{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        cls.environment = cases.environment(OPTIONS.build, pathlib.Path(folder.name))
+        cls.model = cases.model_folder(folder.name)
         cls.text = cls.tokens_of(ROOT / "LICENSE")
-        cls.crumb = cls.engine({**LONG, **CUSTOM})
+        cls.crumb = cls.engine({**LONG, **cases.CUSTOM})
 
     @classmethod
     def tokens_of(cls, file):
@@ -76,53 +60,29 @@ class VllmNativeTest(unittest.TestCase):
         print(f"cache of 1 GiB at 32,768 tokens: BF16 {bf16} tokens, INT2 {int2}")
         self.assertLess(bf16 / int2, 0.18)
 
-        # Contexts inside sink and recent window are attended in BF16.
-        compared = 0
-        for begin, tokens in ((0, 20), (500, 64), (900, 65), (300, 250), (0, 250), (1200, 200)):
-            prompt = self.text[begin:begin + tokens]
-            expected = plain.ask(tokens=prompt, max_tokens=24, margins=True)
-            # Up to the first token that is as likely as the next one, but for rounding.
-            sure = next((i for i, margin in enumerate(expected["margins"]) if margin < ROUNDING),
-                        24)
-            compared += sure
-            self.assertEqual(self.crumb.generate(prompt)["tokens"][:sure],
-                             expected["tokens"][:sure], (begin, tokens))
+        self.assertEqual(self.crumb.about["attention"], ["CUSTOM"])
+        self.assertNotIn("CUSTOM", plain.about["attention"])
+        cases.check_short_contexts(self, self.text, plain, {"crumb": self.crumb})
 
-        print(f"{compared} tokens behind short prompts are those of vLLM's own attention")
-        self.assertGreaterEqual(compared, 30)
-
-        text = self.text[:900]
-        expected, found = plain.ask(score=text)["scores"], self.crumb.ask(score=text)["scores"]
+        text = self.text[:cases.SCORED_TOKENS]
         oracle = EngineProcess([VENV / "bin/python", HERE / "vllm_native_oracle.py", self.model],
                                self.environment)
         self.addCleanup(oracle.close)
-        stored = oracle.ask(score=text)["scores"]
-        exact = slice(0, EXACT_TOKENS)
-        history = slice(EXACT_TOKENS, None)
-        short = mean_difference(found[exact], expected[exact])
-        error = mean_difference(found[history], stored[history])
-        quantization = mean_difference(found[history], expected[history])
-        print(f"mean |difference| of log probabilities: {short:.4f} to vLLM without history; with "
-              f"history {error:.4f} to crumb.transformers, {quantization:.4f} to vLLM")
-        self.assertLess(short, 0.04)
-        self.assertLess(error, 0.06)
-        self.assertLess(error, quantization / 2)
+        cases.check_scores(self, "CPU", *(engine.ask(score=text)["scores"]
+                                          for engine in (self.crumb, plain, oracle)))
 
     def test_chunks_batches_preemption_and_cancellation_change_nothing(self):
-        prompts = [self.text[i * 150:i * 150 + n] for i, n in enumerate((700, 30, 384, 513, 900))]
+        prompts, tokens = cases.batch_prompts(self.text), cases.LONG_DECODED
         self.crumb.ask(reset=True)  # tokens behind a hit attend more of the prompt as INT2
-        alone = [self.crumb.generate(prompt, 60)["tokens"] for prompt in prompts]
-        # Chunks of 100 tokens, and a pool with room for three of these requests: the others wait,
-        # and those that run are preempted when they grow.
-        small = self.engine({**CUSTOM, "max_num_batched_tokens": 100, "max_num_seqs": 8,
-                             "num_gpu_blocks_override": 151, "enable_prefix_caching": False,
-                             "disable_log_stats": False})
+        alone = [self.crumb.generate(prompt, tokens)["tokens"] for prompt in prompts]
+        # Requests wait, and those that run are preempted when they grow.
+        small = self.engine(cases.SMALL)
         self.assertEqual(small.ask(score=self.text[:600]), self.crumb.ask(score=self.text[:600]))
-        self.assertEqual(small.ask(batch=prompts, max_tokens=60)["tokens"], alone)
+        self.assertEqual(small.ask(batch=prompts, max_tokens=tokens)["tokens"], alone)
         self.assertGreater(small.ask(metrics=True)["vllm:num_preemptions"], 0)
-        kept = [None if i in (0, 3) else tokens for i, tokens in enumerate(alone)]
-        self.assertEqual(small.ask(batch=prompts, max_tokens=60, cancel=[0, 3])["tokens"], kept)
-        self.assertEqual(small.ask(batch=prompts, max_tokens=60)["tokens"], alone)
+        kept = [None if i in (0, 3) else answer for i, answer in enumerate(alone)]
+        self.assertEqual(small.ask(batch=prompts, max_tokens=tokens, cancel=[0, 3])["tokens"], kept)
+        self.assertEqual(small.ask(batch=prompts, max_tokens=tokens)["tokens"], alone)
 
     def test_prefixes_are_shared_up_to_the_recent_window(self):
         first, second = self.text[:900], self.text[:640] + self.text[1000:1300]
@@ -144,21 +104,15 @@ class VllmNativeTest(unittest.TestCase):
         self.assertEqual(self.crumb.generate(self.text[:300])["cached"], 0)
 
     def test_what_cannot_be_served_ends_the_start_with_a_sentence(self):
-        engine = Engine(VENV / "bin/python", self.model, {}, CUSTOM, self.environment, ready=False)
+        connector = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+        engine = Engine(VENV / "bin/python", self.model, None,
+                        {**cases.CUSTOM, "kv_transfer_config": connector}, self.environment,
+                        ready=False)
         self.addCleanup(engine.close)
-        with self.assertRaisesRegex(AssertionError, "does not support a KV connector"):
+        with self.assertRaisesRegex(AssertionError,
+                                    "does not support a KV connector other than CrumbConnector"):
             engine.ready()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
-    _, rest = parser.parse_known_args(namespace=OPTIONS)
-    if not (ROOT / "build/engines/pinned").exists():
-        print("skipped: vLLM is not installed; tests/engines/install.sh installs it")
-        sys.exit(SKIPPED)
-    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)
-
-
 if __name__ == "__main__":
-    main()
+    run_tests("vLLM", "engines", "install.sh", OPTIONS, __doc__)

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM with CrumbConnector and the project's small model, on the CPU: vllm_test.py --build DIR
 
-Needs build/engines (tests/engines/install.sh); exit code 77 without it. Every engine is a process of
-its own, and its own prefix cache is emptied before a hit is expected, so that what it has cached
+Needs build/engines (tests/engines/install.sh); exit code 77 without it. Every engine is a process
+of its own, and its own prefix cache is emptied before a hit is expected, so that what it has cached
 comes from crumbd.
 """
 
@@ -19,12 +19,11 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "tests/deploy")]
-from engine_process import Engine, package_environment  # noqa: E402
+from engine_process import Engine, package_environment, run_tests  # noqa: E402
 from services import Crumbd  # noqa: E402
 
 OPTIONS = argparse.Namespace()
 VENV = ROOT / "build/engines/venv"
-SKIPPED = 77
 PROMPT = [(i * 7919 + i // 64 * 31) % 4000 + 8 for i in range(1100)]
 BLOCK = 128  # tokens of a block of vLLM on the CPU
 
@@ -94,16 +93,5 @@ class VllmTest(unittest.TestCase):
         self.assertEqual(self.engine(folder, history="bf16").generate(PROMPT)["cached"], 0)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--build", default=str(ROOT / "build/release"))
-    parser.parse_known_args(namespace=OPTIONS)
-    OPTIONS.build = str(pathlib.Path(OPTIONS.build).resolve())
-    if not (ROOT / "build/engines/pinned").exists():
-        print("skipped: vLLM is not installed; tests/engines/install.sh installs it")
-        sys.exit(SKIPPED)
-    unittest.main(argv=[sys.argv[0]], verbosity=2)
-
-
 if __name__ == "__main__":
-    main()
+    run_tests("vLLM", "engines", "install.sh", OPTIONS, __doc__)

@@ -3,8 +3,8 @@
 """Crumb: a distributed KV cache that keeps pages as 2-bit integers.
 
 `Client` reaches crumbd; `Worker` and `Sequence` are a KV cache on the CPU, `GpuWorker` and `Batch`
-one on a GPU; `crumb.ops` has torch operators; `generate` runs models of transformers. docs/engines/python.md is the guide. Every call that
-fails raises a subclass of `Error`.
+one on a GPU; `crumb.ops` has torch operators; `generate` runs models of transformers.
+docs/engines/python.md is the guide. Every call that fails raises a subclass of `Error`.
 """
 
 from typing import TYPE_CHECKING, Any

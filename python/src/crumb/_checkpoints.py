@@ -3,8 +3,8 @@
 """Digests of checkpoints and LoRA adapters: pages of one are never served to another.
 
 A digest covers the configuration, and every weight file's name, size and samples. Training changes
-nearly every value of a tensor that it changes, so that samples of all tensors tell checkpoints apart
-without reading all of them at every start. This module imports nothing else of the package.
+nearly every value of a tensor that it changes, so that samples of all tensors tell checkpoints
+apart without reading all of them at every start. This module imports nothing else of the package.
 """
 
 import functools
@@ -12,22 +12,27 @@ import hashlib
 import itertools
 import json
 import pathlib
+import re
 from typing import BinaryIO, Iterator, List, Optional, Tuple
 
-# A digest covers the beginning, middle and end of each tensor in a safetensors file, and one sample in
-# each MiB of other files.
+# A digest covers the beginning, middle and end of each tensor in a safetensors file, and one sample
+# in each MiB of other files.
 SAMPLE_BYTES = 4096
 SAMPLE_DISTANCE = 1 << 20
 SAFETENSORS_HEADER_MAX = 100 << 20
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
+# The name of one file of a split GGUF checkpoint: prefix, number of the file, number of files.
+SPLIT_GGUF = re.compile(r"(.*)-(\d+)-of-(\d+)\.gguf", re.DOTALL)
+VISION_GGUF = "*mmproj*.gguf"  # the vision model, which engines look for beside a GGUF checkpoint
 ADAPTERS_MAX = 1024  # adapters whose digests are kept
 
 
 def folder_of(model: str, revision: Optional[str], config: str) -> Optional[pathlib.Path]:
     """The folder with the files of a checkpoint: `model` itself, or where the local Hugging Face
-    cache has them; None: they are not here. config: the name of its configuration file."""
+    cache has them; a GGUF checkpoint is its file, or one file of several. None: they are not here.
+    config: the name of its configuration file."""
     folder = pathlib.Path(model)
-    if folder.is_dir():
+    if folder.exists():
         return folder
     try:
         from huggingface_hub import try_to_load_from_cache
@@ -37,9 +42,10 @@ def folder_of(model: str, revision: Optional[str], config: str) -> Optional[path
     return pathlib.Path(found).parent if isinstance(found, str) else None
 
 
-def digest_of(folder: pathlib.Path, config: str) -> Optional[str]:
-    """The digest of a checkpoint; None: it has no weight files or no configuration."""
-    files = _files_of(folder, config)
+def digest_of(checkpoint: pathlib.Path, config: str) -> Optional[str]:
+    """The digest of a checkpoint, a folder or a GGUF file; None: the folder has no weight files or
+    no configuration."""
+    files = _gguf_files(checkpoint) if checkpoint.is_file() else _files_of(checkpoint, config)
     return _digest(files) if files else None
 
 
@@ -65,6 +71,19 @@ def _digest_once(files: Tuple[Tuple[str, int, int, int], ...]) -> str:
 def _files_of(folder: pathlib.Path, config: str) -> List[pathlib.Path]:
     weights = sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern))
     return [folder / config, *weights] if weights and (folder / config).is_file() else []
+
+
+def _gguf_files(named: pathlib.Path) -> List[pathlib.Path]:
+    """The files that engines load when they get the file `named`: all files of a split checkpoint,
+    and the vision model beside it."""
+    files = {named, *named.parent.glob(VISION_GGUF)}
+    split = SPLIT_GGUF.fullmatch(named.name)
+    if split:
+        for other in named.parent.iterdir():
+            match = SPLIT_GGUF.fullmatch(other.name)
+            if match and match[1] == split[1] and int(match[3]) == int(split[3]):
+                files.add(other)
+    return sorted(files)
 
 
 def _digest(files: List[pathlib.Path]) -> str:
@@ -94,8 +113,8 @@ def _samples(path: pathlib.Path, size: int, file: BinaryIO) -> Iterator[Tuple[in
 
 
 def _tensors(size: int, file: BinaryIO) -> Optional[Tuple[int, List[Tuple[int, int]]]]:
-    """Returns where the data of a safetensors file begins, and where each tensor begins and ends, in
-    order; None: it is not such a file. The format: 8 bytes with the length of a JSON header, the
+    """Returns where the data of a safetensors file begins, and where each tensor begins and ends,
+    in order; None: it is not such a file. The format: 8 bytes with the length of a JSON header, the
     header, the data; the header's offsets count from the data's beginning."""
     length = int.from_bytes(file.read(8), "little")
     data_begin = 8 + length

@@ -25,17 +25,17 @@ ROPE_MEMBERS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary
 def weights_digest(model: str, revision: Optional[str], options_name: str) -> str:
     """A digest that changes when the weights do.
 
-    model: a local folder, or a name on the Hugging Face Hub. Of a name whose files are not in the
-    local cache the digest covers the name and the revision only, which must then be a commit to be
-    exact. options_name: where the engine's user sets the option "weights" instead.
+    model: a local folder or file, or a name on the Hugging Face Hub. Of a name whose files are not
+    in the local cache the digest covers the name and the revision only, which must then be a commit
+    to be exact. options_name: where the engine's user sets the option "weights" instead.
     """
     folder = _checkpoints.folder_of(model, revision, "config.json")
     if folder is None:
         return hashlib.sha256(f"{model}\0{revision}".encode()).hexdigest()
     digest = _checkpoints.digest_of(folder, "config.json")
     if digest is None:
-        raise InvalidArgument(f"{folder} has no config.json or no weight files; name the weights by "
-                              f"\"weights\" in {options_name}")
+        raise InvalidArgument(f"{folder} has no config.json or no weight files; name the weights "
+                              f"by \"weights\" in {options_name}")
     return digest
 
 

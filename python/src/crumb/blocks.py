@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over INT2 blocks that an engine allocates itself.
 
-crumb.h, "Blocks", says what a block holds and which tokens are attended in which form. Pointers are
-addresses of host memory; the caller keeps their owners alive during a call.
+crumb_blocks.h says what a block holds and which tokens are attended in which form. Pointers are
+addresses, of host memory for BlockAttention and of device memory for DeviceBlockAttention; the
+caller keeps their owners alive during a call, or until the device is done.
 """
 
 import ctypes
@@ -17,8 +18,8 @@ from crumb.worker import Model, Rank, WorkerSettings, worker_options
 
 @dataclasses.dataclass(frozen=True)
 class BlockGeometry:
-    """How the cache of a request fills blocks, each of which has `tile_bytes` for every layer and KV
-    head.
+    """How the cache of a request fills blocks, each of which has `tile_bytes` for every layer and
+    KV head.
 
     rows_per_block: BF16 rows (K and V of one token) that fit in place of a tile. sink_blocks,
     recent_blocks: blocks of BF16 rows that every request has beside its history.
@@ -31,7 +32,7 @@ class BlockGeometry:
 
 
 def block_geometry(model: Model, settings: WorkerSettings = WorkerSettings()) -> BlockGeometry:
-    """The geometry that follows from the model's head_dim and group_size, and from recent_tokens."""
+    """The geometry that follows from a model's head_dim and group_size and from recent_tokens."""
     options = worker_options(model, Rank(), settings)
     out = options_of(_abi.crumb_block_geometry)
     check(c.crumb_block_geometry_of(ctypes.byref(options), ctypes.byref(out)))
@@ -105,3 +106,68 @@ def fresh_rows(q: Tuple[int, int], k: Tuple[int, int], v: Tuple[int, int],
     """crumb_block_rows of (address, elements between two tokens) of BF16 rows."""
     return options_of(_abi.crumb_block_rows, q=q[0], k=k[0], v=v[0], out=out[0], q_stride=q[1],
                       k_stride=k[1], v_stride=v[1], out_stride=out[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceBlockLimits:
+    """Bounds of a step, for which device memory is allocated; 0 takes the default that
+    crumb_device_block_options states.
+
+    requests, tokens: of a step. pages: history blocks of a request. padding_block: a request whose
+    first recent block this is takes no part; -1: there is no such block.
+    """
+
+    requests: int = 0
+    tokens: int = 0
+    pages: int = 0
+    padding_block: int = -1
+
+    def struct(self) -> Any:
+        """crumb_device_block_options."""
+        return options_of(_abi.crumb_device_block_options, requests=self.requests,
+                          tokens=self.tokens, pages=self.pages,
+                          has_padding_block=int(self.padding_block >= 0),
+                          padding_block=self.padding_block)
+
+
+def block_step(decodes: int, tokens: int, tokens_max: int) -> Any:
+    """crumb_block_step: leading requests with one fresh token each, fresh tokens of all requests,
+    and of one request, both at most."""
+    return options_of(_abi.crumb_block_step, decodes=decodes, tokens=tokens, tokens_max=tokens_max)
+
+
+class DeviceBlockAttention(Handle):
+    """Attention over blocks in the memory of one GPU. All work is enqueued on a CUDA stream, and
+    can be captured into a CUDA graph. Used by one thread at a time."""
+
+    def __init__(self, model: Model, device: int = 0, *,
+                 limits: DeviceBlockLimits = DeviceBlockLimits(), rank: Rank = Rank(),
+                 settings: WorkerSettings = WorkerSettings()) -> None:
+        options, bounds = worker_options(model, rank, settings), limits.struct()
+        opened, handle = ctypes.c_void_p(), ctypes.c_void_p()
+        check(c.crumb_device_open(b"cuda", device, ctypes.byref(opened)))
+        try:
+            check(c.crumb_device_blocks_open(opened, ctypes.byref(options), ctypes.byref(bounds),
+                                             ctypes.byref(handle)))
+        finally:
+            c.crumb_device_close(opened)
+        self._own(handle, c.crumb_device_blocks_close)
+        #: bytes of device memory, beside the model's rotations
+        self.device_bytes = int(c.crumb_device_blocks_bytes(handle))
+
+    def prepare(self, pool: Any, batch: Any, step: Any, stream: int) -> None:
+        """Begins a step. step: of `block_step`. REQUIRES: every call passes the same layer's pool,
+        because request headers are stored only there."""
+        self._check(c.crumb_device_blocks_prepare(self._handle, ctypes.byref(pool),
+                                                  ctypes.byref(batch), ctypes.byref(step), stream))
+
+    def attend(self, layer: int, pool: Any, rows: Any, stream: int) -> None:
+        """Stores the fresh rows of one layer and computes the attention of the fresh tokens. Tokens
+        of q and of out are adjacent."""
+        self._check(c.crumb_device_blocks_attend(self._handle, layer, ctypes.byref(pool),
+                                                 ctypes.byref(rows), stream))
+
+    def raise_fault(self) -> None:
+        """Raises the error that the device has found in a step's tables, if any, without waiting
+        for it. The outputs of such a request are NaN."""
+        self._check(c.crumb_device_blocks_check(self._handle))

@@ -90,7 +90,8 @@ class DataLoss(Error):
 BY_CODE: Dict[int, Type[Error]] = {
     kind.code: kind
     for kind in (InvalidArgument, DeadlineExceeded, NotFound, ResourceExhausted,
-                 FailedPrecondition, Aborted, OutOfRange, Unimplemented, Internal, Unavailable, DataLoss)
+                 FailedPrecondition, Aborted, OutOfRange, Unimplemented, Internal, Unavailable,
+                 DataLoss)
 }
 
 

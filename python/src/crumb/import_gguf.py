@@ -212,7 +212,8 @@ def _rope_scaling(file: _File, head_dim: int) -> Optional[Dict[str, Any]]:
         expected = _llama3_factors(found, file.number("rope.freq_base", 10000.0), head_dim)
         if kind not in ("none", "llama3") or len(factors) != len(expected) or any(
                 abs(a - b) > 1e-3 * b for a, b in zip(factors, expected)):
-            raise GgufError("the tensor rope_freqs.weight is not the scaling of Llama 3.1 and later")
+            raise GgufError("the tensor rope_freqs.weight is not the scaling of Llama 3.1 and "
+                            "later")
         return {**LLAMA3, "factor": found}
     if kind == "none":
         return None
@@ -299,12 +300,12 @@ def _targets(architecture: str, config: Dict[str, Any]) -> Dict[str, _Target]:
             "mlp.gate_proj": ("ffn_gate", inner, hidden, 0),
             "mlp.up_proj": ("ffn_up", inner, hidden, 0),
             "mlp.down_proj": ("ffn_down", hidden, inner, 0)}
-        for name, (source, rows, columns, turned) in projections.items():
+        for name, (source, rows, columns, paired) in projections.items():
             targets[f"{ours}{name}.weight"] = _Target(f"{theirs}{source}.weight", (rows, columns),
-                                                      turned)
+                                                      paired)
             if name.startswith("self_attn") and config["attention_bias"] and \
                     (architecture != "qwen2" or source != "attn_output"):
-                targets[f"{ours}{name}.bias"] = _Target(f"{theirs}{source}.bias", (rows,), turned)
+                targets[f"{ours}{name}.bias"] = _Target(f"{theirs}{source}.bias", (rows,), paired)
         norms = {"input_layernorm": ("attn_norm", hidden),
                  "post_attention_layernorm": ("ffn_norm", hidden)}
         if architecture == "qwen3":
@@ -325,8 +326,9 @@ def _check_tensors(file: _File, targets: Dict[str, _Target]) -> None:
         raise GgufError(f"the tensor {unknown[0]} is not supported")
 
 
-def _turned_back(values: Any, heads: int) -> Any:
-    """Rows of every head in Hugging Face's order: the first channel of each pair, then the second."""
+def _in_order(values: Any, heads: int) -> Any:
+    """Rows of every head in Hugging Face's order: the first channel of each pair, then the
+    second."""
     rows = values.reshape(heads, values.shape[0] // heads // 2, 2, -1)
     return rows.swapaxes(1, 2).reshape(values.shape)
 
@@ -347,7 +349,7 @@ def _write_tensors(file: _File, targets: Dict[str, _Target], dtype: str, out: Bi
         progress(done, len(targets), target.source)
         values = file.floats(target.source)
         if target.heads:
-            values = _turned_back(values, target.heads)
+            values = _in_order(values, target.heads)
         out.write(encoded(values, header[name]["dtype"]))
     progress(len(targets), len(targets), "")
 
@@ -360,7 +362,8 @@ def _token_types(file: _File, count: int) -> List[int]:
 
 
 def _begin_of_text(file: _File, tokens: List[str]) -> List[Dict[str, Any]]:
-    """Steps of a post-processor that puts the begin-of-sequence token before a text, if one does."""
+    """Steps of a post-processor that puts the begin-of-sequence token before a text, if one
+    does."""
     own = file.text("tokenizer.ggml.pre") == "llama-bpe"
     if not file.value("tokenizer.ggml.add_bos_token", own):
         return []
@@ -393,7 +396,8 @@ def _tokenizer(file: _File) -> Dict[str, Any]:
         "added_tokens": [
             {"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
              "normalized": False, "special": kind == CONTROL}
-            for i, (text, kind) in enumerate(zip(tokens, types)) if kind in (CONTROL, USER_DEFINED)],
+            for i, (text, kind) in enumerate(zip(tokens, types))
+            if kind in (CONTROL, USER_DEFINED)],
         "normalizer": {"type": "NFC"} if name == "qwen2" else None,
         "pre_tokenizer": _pre_tokenizer(name),
         "post_processor": {"type": "Sequence",
@@ -433,7 +437,8 @@ def import_gguf(path: "str | os.PathLike[str]", folder: "str | os.PathLike[str]"
     dtype: of matrices, one of bf16, f16 and f32; norms and biases are f32 always. overwrite: write
     into a folder that has files. progress: is called with the tensors that are done, their number,
     and the name of the next one. config.json is written last, so a folder with it is whole.
-    Raises GgufError if the file is damaged or not supported, OSError if the folder can't be written.
+    Raises GgufError if the file is damaged or not supported, OSError if the folder can't be
+    written.
     """
     if dtype not in DTYPES:
         raise GgufError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")

@@ -98,8 +98,8 @@ def _fake_attend(handle: int, layer: int, q: torch.Tensor, appended: torch.Tenso
 
 def _define(schema: str, function: Any, fake: Any) -> None:
     name = "crumb::" + schema.split("(")[0]
-    # torch.library.custom_op does the same and adds 8 us to each call, by wrapping it in Python:
-    # python/bench/overhead.py. One implementation serves every device; there is no gradient.
+    # torch.library.custom_op does the same and wraps each call in Python once more. One
+    # implementation serves every device; there is no gradient.
     torch.library.define(name, schema[schema.index("("):])
     torch.library.impl(name, "CompositeExplicitAutograd", function)
     torch.library.register_fake(name, fake)

@@ -13,8 +13,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 Report = Union[str, "os.PathLike[str]", Mapping[str, Any]]
 
-# metric: (label of its axis, whether the axis is logarithmic). Each row of a report has the standard
-# error of a metric under the metric's name and "_error".
+# metric: (label of its axis, whether the axis is logarithmic). Each row of a report has the
+# standard error of a metric under the metric's name and "_error".
 _METRICS = {
     "kl": ("KL divergence from the exact model (nats a token)", True),
     "ppl": ("perplexity", False),
@@ -27,8 +27,8 @@ def rows(report: Report, context: Optional[int] = None, metric: str = "kl",
          methods: Optional[Sequence[str]] = None) -> List[Dict[str, Any]]:
     """The rows of a report that `quality` plots: those of one context that have the metric.
 
-    report: the file that crumb-bench wrote, or its contents. context: tokens; the longest one of the
-    report if None. methods: their names, in the wanted order; all of the report if None. Raises
+    report: the file that crumb-bench wrote, or its contents. context: tokens; the longest one of
+    the report if None. methods: their names, in the wanted order; all of the report if None. Raises
     ValueError, which names what the report has, for a context, a metric or a method that it lacks.
     """
     if metric not in _METRICS:

@@ -14,7 +14,8 @@ import dataclasses
 from typing import Any, Dict, List, Optional, Sequence as SequenceOf, Tuple
 
 from crumb import _abi, _tensors
-from crumb._library import Handle, c, check, milliseconds
+from crumb._library import Handle, c, check, milliseconds, options_of
+from crumb.blocks import BlockPool
 from crumb.client import KEY_BYTES, NO_PARENT, PAGE_TOKENS, Client, Miss, Tier, _joined
 from crumb.errors import InvalidArgument
 from crumb.worker import (Model, Rank, WorkerSettings, lead_token_bytes, read_counters,
@@ -188,7 +189,7 @@ class Transfer(Handle):
         check(c.crumb_transfer_open(client._open_handle(), ctypes.byref(options),
                                     ctypes.byref(handle)))
         self._own(handle, c.crumb_transfer_close)
-        self._caches: List[PagedCache] = []
+        self._caches: List[Any] = []
 
     def use_cache(self, cache: PagedCache, staging_bytes: int = 0) -> None:
         """Sets the cache for `load` and `store`.
@@ -229,6 +230,19 @@ class Transfer(Handle):
             if device.value:
                 c.crumb_device_close(device)  # the transfer keeps it open
         self._caches.append(cache)  # loads and stores that are open keep to the cache before
+
+    def use_blocks(self, pools: SequenceOf[BlockPool], owner: Any = None) -> None:
+        """Sets an engine's pool of INT2 blocks (crumb.blocks) in host memory for `load` and
+        `store`, in place of a paged cache.
+
+        pools: one for each layer of this rank. owner: kept alive as long as the transfer. The block
+        tables of `load` and `store` have a sequence's sink blocks, and behind them its history
+        blocks, one for each page; that of page 0 is not used.
+        """
+        structs = (_abi.crumb_block_pool * max(1, len(pools)))(*(pool.struct() for pool in pools))
+        given = options_of(_abi.crumb_block_cache, pools=structs, layers=len(pools))
+        self._check(c.crumb_transfer_use_blocks(self._handle, ctypes.byref(given)))
+        self._caches.append(owner)
 
     def keyspace(self, timeout: float = 2.0) -> bytes:
         """The token of the keyspace for requests that begin now; a request keeps its own."""

@@ -60,13 +60,13 @@ class TileCodec:
 
     def _quantize(self, rows: Any, part: int) -> Tuple[Any, Any]:
         """Code bytes and meta bytes of K (part 0) or V (part 1)."""
-        turned = rows.float() @ self._rotation.to(rows.device)
-        finite = torch.isfinite(turned).all(-1, keepdim=True)
-        turned = torch.where(finite, turned, torch.zeros_like(turned))
+        rotated = rows.float() @ self._rotation.to(rows.device)
+        finite = torch.isfinite(rotated).all(-1, keepdim=True)
+        rotated = torch.where(finite, rotated, torch.zeros_like(rotated))
         kept = min(int(CLIPS[part] * self.head_dim), self.head_dim - 1) + 1
-        threshold = turned.abs().kthvalue(kept, -1, keepdim=True).values
-        turned = turned.clamp(-threshold, threshold)
-        groups = turned.unflatten(-1, (self._groups, self.group_size))
+        threshold = rotated.abs().kthvalue(kept, -1, keepdim=True).values
+        rotated = rotated.clamp(-threshold, threshold)
+        groups = rotated.unflatten(-1, (self._groups, self.group_size))
         least = groups.amin(-1, keepdim=True)
         scale = (groups.amax(-1, keepdim=True) - least).clamp(min=RANGE_MIN) / 3
         codes = ((groups - least) / scale + 0.5).clamp(0, 3).to(torch.uint8)

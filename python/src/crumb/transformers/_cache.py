@@ -25,8 +25,8 @@ PUBLISH_SECONDS = 10.0
 # Most fresh tokens of a pass over prompts on a GPU: more are cut into several. The matrix products
 # of such a pass fill an H100, and its activations take 0.4 GB in a model of 8B parameters.
 PREFILL_TOKENS = 4096
-# A cache on a GPU with a worker of its own has room for so many tokens behind each prompt, or for so
-# many rows of so many tokens if it does not know the prompts, where GpuSettings names nothing.
+# A cache on a GPU with a worker of its own has room for so many tokens behind each prompt, or for
+# so many rows of so many tokens if it does not know the prompts, where GpuSettings names nothing.
 NEW_TOKENS, ROWS, ROW_TOKENS = 4096, 8, 32768
 
 
@@ -171,7 +171,8 @@ class CrumbCache(Cache):
         self.worker = worker
         self._decoder = _hooked(model)
         self._passes: Optional[AnyPasses] = None  # once there are rows
-        self._sizes: Dict[str, Any] = dict(prefill_tokens=prefill_tokens, longest=max(lengths), dtype=model.dtype)
+        self._sizes: Dict[str, Any] = dict(prefill_tokens=prefill_tokens, longest=max(lengths),
+                                           dtype=model.dtype)
         super().__init__(layers=[_Layer(self, layer) for layer in range(worker.layers)])
         if input_ids is not None and pads is not None:
             self._begin(input_ids, pads)

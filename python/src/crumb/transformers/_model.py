@@ -75,8 +75,8 @@ def head_dim_of(config: Any) -> int:
 
 
 def weights_digest(model: Any) -> str:
-    """SHA-256 of names, dtypes, shapes and bytes of all weights, on whichever device they are: about
-    1 s for a GB.
+    """SHA-256 of names, dtypes, shapes and bytes of all weights, on whichever device they are:
+    about 1 s for a GB.
 
     model: a transformers model. Raises InvalidArgument for a model with adapters, whose
     state decides with which weights it computes: name the weights yourself then.

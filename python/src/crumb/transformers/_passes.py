@@ -239,5 +239,5 @@ def passes_of(worker: AnyWorker, *, places: int, prefill_tokens: int, dtype: tor
 
 def _rows(rows: torch.Tensor) -> torch.Tensor:
     """[batch, heads, columns, head_dim] -> contiguous [batch x columns, heads, head_dim] BF16."""
-    turned = rows.detach().transpose(1, 2).to(torch.bfloat16).contiguous()
-    return turned.view(-1, *turned.shape[2:])
+    by_column = rows.detach().transpose(1, 2).to(torch.bfloat16).contiguous()
+    return by_column.view(-1, *by_column.shape[2:])

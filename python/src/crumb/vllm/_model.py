@@ -3,7 +3,7 @@
 """Describes vLLM's model by the names that Crumb uses, and finds its KV cache."""
 
 import pathlib
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from crumb import _engines
 from crumb.errors import InvalidArgument
@@ -35,8 +35,9 @@ def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
         raise InvalidArgument("CrumbConnector does not support pipeline parallelism yet")
 
 
-def model_of(vllm_config: Any, extra: Any) -> Model:
-    """The model that pages belong to. `extra(name, default)` reads kv_connector_extra_config."""
+def model_of(vllm_config: Any, extra: Any, rotation: Optional[str] = None) -> Model:
+    """The model that pages belong to. `extra(name, default)` reads kv_connector_extra_config.
+    rotation: of the engine's own cache; None: `extra` names it."""
     config, parallel = vllm_config.model_config, vllm_config.parallel_config
     return Model(
         model=str(extra("model", None) or pathlib.Path(str(config.model)).name),
@@ -48,7 +49,7 @@ def model_of(vllm_config: Any, extra: Any) -> Model:
         q_heads=config.hf_text_config.num_attention_heads,
         head_dim=config.get_head_size(),
         history=str(extra("history", "int2")),
-        rotation=str(extra("rotation", "hadamard")),
+        rotation=rotation or str(extra("rotation", "hadamard")),
         rope=_engines.rope_of(config.hf_text_config),
         tenant=extra("tenant", None),
         fields=_engines.keyspace_fields(config.quantization))

@@ -63,6 +63,41 @@ class StoreJob:
     over_int2_prefix: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class BlockLayout:
+    """Says where a request's pages lie in the engine's KV cache groups.
+
+    block_tokens: of a block of the group `pages`. front: the group whose blocks stand in front of
+    the others in a block table, `front_blocks` of them for each request; None: there is none.
+    """
+
+    block_tokens: int
+    pages: int = 0
+    front: Optional[int] = None
+    front_blocks: int = 0
+
+    def table(self, groups: Sequence[Sequence[int]]) -> List[int]:
+        """The block table of a request with these blocks of each group."""
+        front = [] if self.front is None else list(groups[self.front])
+        return front + list(groups[self.pages])
+
+    def added(self, groups: Sequence[Sequence[int]]) -> Sequence[int]:
+        """Returns what new blocks of each group add to its end."""
+        return groups[self.pages]
+
+    def first_block(self, page: int) -> int:
+        """The entry of a table in which a page begins."""
+        return self.front_blocks + page * PAGE_TOKENS // self.block_tokens
+
+    def blocks_of(self, pages: int) -> int:
+        """Entries of a table in front of the end of the first `pages` pages."""
+        return self.front_blocks + -(-pages * PAGE_TOKENS // self.block_tokens)
+
+    def pages_in(self, blocks: int) -> int:
+        """Pages that a table of so many entries has room for."""
+        return max(0, blocks - self.front_blocks) * self.block_tokens // PAGE_TOKENS
+
+
 class Lease(Protocol):
     """Pages that crumbd keeps for this engine until `close`."""
 
@@ -104,9 +139,10 @@ def page_extras(request: Any, pages: int, private: bytes = b"",
     """Digests of what pages depend on beside their tokens, one for each of the first `pages` pages.
 
     The first page carries the LoRA adapter, the cache salt and `private`, if pages are shared with
-    no other engine; a page in which multimodal items begin carries their hashes. Keys are chained, so
-    that every later page depends on them as well. An adapter stands with the digest of its weights.
-    Without one, when `adapter_digest` finds no files, it stands with its name, number and path.
+    no other engine; a page in which multimodal items begin carries their hashes. Keys are chained,
+    so that every later page depends on them as well. An adapter stands with the digest of its
+    weights. Without one, when `adapter_digest` finds no files, it stands with its name, number and
+    path.
     """
     parts: Dict[int, List[str]] = {}
     if private:
@@ -156,26 +192,27 @@ class _Tracked:
     wanted: bool = True  # loading was predicted to beat computing
     loaded: bool = False  # pages of it came from crumbd
     stale: bool = False  # it was computed with other weights, in part
+    failed: bool = False  # a load of it failed: it is computed
 
 
 class Requests:
     """Follows every request of one scheduler and says what its workers load and store.
 
-    page_store: crumbd. block_tokens: tokens of an engine's block. exact: stored pages are BF16.
+    page_store: crumbd. layout: the engine's blocks. exact: stored pages are BF16.
     deadline: seconds that a lookup may wait for pages on SSD and other nodes; other requests run
     meanwhile. policy: whether loading is predicted to beat computing. patience: seconds that
     `matched_tokens` waits for a new lookup. adapter_digest: the digest of the LoRA adapter in a
     folder, None if there is none. engine_id: what no other engine has, for `reset`.
     """
 
-    def __init__(self, page_store: PageStore, block_tokens: int, exact: bool, deadline: float,
+    def __init__(self, page_store: PageStore, layout: BlockLayout, exact: bool, deadline: float,
                  policy: Policy, patience: float = PATIENCE_SECONDS,
                  adapter_digest: Callable[[str], Optional[str]] = lambda path: None,
                  engine_id: bytes = b"") -> None:
         self._store = page_store
-        self._block_tokens = block_tokens
+        self._layout = layout
         # Loaded prefixes end where a page and a block end.
-        self._step = math.lcm(block_tokens, PAGE_TOKENS)
+        self._step = math.lcm(layout.block_tokens, PAGE_TOKENS)
         self._exact = exact
         self._deadline = deadline
         self._policy = policy
@@ -206,7 +243,7 @@ class Requests:
         tracked = self._track(request)
         self._release(tracked)
         skips = getattr(request, "skip_reading_prefix_cache", False)
-        if skips or tracked.stale or not _has_tokens(request):
+        if skips or tracked.stale or tracked.failed or not _has_tokens(request):
             return 0
         recomputed = 1 if self._exact else RECENT_TOKENS
         most = (request.num_tokens - recomputed) // self._step * self._step
@@ -255,11 +292,12 @@ class Requests:
         lease = self._store.acquire(keyspace, keys, deadline)
         return _Found(lease, time.monotonic() - begin if deadline > 0 else None)
 
-    def allocated(self, request: Any, blocks: Sequence[int], external_tokens: int) -> None:
-        """The engine has given the request its block table, and loads `external_tokens` tokens of
-        it from crumbd (0: none)."""
+    def allocated(self, request: Any, groups: Sequence[Sequence[int]],
+                  external_tokens: int) -> None:
+        """The engine has given the request these blocks of each group, and loads `external_tokens`
+        tokens of it from crumbd (0: none)."""
         tracked = self._track(request)
-        tracked.blocks = list(blocks)
+        tracked.blocks = self._layout.table(groups)
         if external_tokens > 0 and tracked.lease is not None:
             self._loading.append(request.request_id)
         else:
@@ -286,7 +324,7 @@ class Requests:
         for new in output.scheduled_new_reqs:
             tracked = self._tracked.get(new.req_id)
             if tracked is not None:
-                tracked.blocks = list(new.block_ids[0])
+                tracked.blocks = self._layout.table(new.block_ids)
                 self._add_store(jobs, tracked, new.num_computed_tokens,
                                 output.num_scheduled_tokens[new.req_id])
         cached = output.scheduled_cached_reqs
@@ -296,9 +334,9 @@ class Requests:
                 continue
             blocks = cached.new_block_ids[i]
             if request_id in cached.resumed_req_ids:
-                tracked.blocks = list(blocks[0]) if blocks else []
+                tracked.blocks = self._layout.table(blocks) if blocks else []
             elif blocks:
-                tracked.blocks.extend(blocks[0])
+                tracked.blocks.extend(self._layout.added(blocks))
             self._add_store(jobs, tracked, cached.num_computed_tokens[i],
                             output.num_scheduled_tokens[request_id])
         return jobs
@@ -313,6 +351,7 @@ class Requests:
         """Pages of the request did not arrive: all of it is stored again once it is computed."""
         tracked = self._tracked.get(request_id)
         if tracked is not None:
+            tracked.failed = True
             tracked.stored_pages = min(tracked.stored_pages, tracked.load_pages[0])
             self._release(tracked)
 
@@ -332,9 +371,9 @@ class Requests:
             tracked.lookup.add_done_callback(_give_back)
 
     def reset(self) -> bool:
-        """The weights may have changed: from now on this engine shares pages with no other, nor with
-        its own past. Requests that have blocks may hold rows of the weights before: nothing of them
-        is stored or loaded any more. False: such rows are being loaded now."""
+        """The weights may have changed: from now on this engine shares pages with no other, nor
+        with its own past. Requests that have blocks may hold rows of the weights before: nothing of
+        them is stored or loaded any more. False: such rows are being loaded now."""
         self._resets += 1
         loading = False
         for request_id, tracked in list(self._tracked.items()):
@@ -353,7 +392,7 @@ class Requests:
         if tracked.stale or not _has_tokens(tracked.request):
             return
         known = min(computed + scheduled, tracked.request.num_tokens)
-        end = min(known // PAGE_TOKENS, len(tracked.blocks) * self._block_tokens // PAGE_TOKENS)
+        end = min(known // PAGE_TOKENS, self._layout.pages_in(len(tracked.blocks)))
         # A request that was preempted has not computed all of its refused pages again yet.
         again = [pages for pages in tracked.refused if pages[1] <= end]
         tracked.refused = [pages for pages in tracked.refused if pages[1] > end]
@@ -369,7 +408,7 @@ class Requests:
                                  tracked.loaded and not self._exact))
 
     def _blocks(self, tracked: _Tracked, end_page: int) -> Tuple[int, ...]:
-        return tuple(tracked.blocks[:-(-end_page * PAGE_TOKENS // self._block_tokens)])
+        return tuple(tracked.blocks[:self._layout.blocks_of(end_page)])
 
     def _track(self, request: Any) -> _Tracked:
         tracked = self._tracked.get(request.request_id)

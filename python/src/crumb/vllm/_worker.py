@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 from crumb.errors import Error, ResourceExhausted
 from crumb.transfer import Transfer
 from crumb.vllm._device import DeviceStreams
-from crumb.vllm._requests import PAGE_TOKENS, LoadJob, StoreJob
+from crumb.vllm._requests import BlockLayout, LoadJob, StoreJob
 
 log = logging.getLogger("crumb.vllm")
 
@@ -50,9 +50,9 @@ class PageMover:
     steps that were enqueued before them, because these may still use the blocks' former tokens.
     """
 
-    def __init__(self, transfer: Transfer, block_tokens: int, deadline: float) -> None:
+    def __init__(self, transfer: Transfer, layout: BlockLayout, deadline: float) -> None:
         self._transfer = transfer
-        self._block_tokens = block_tokens
+        self._layout = layout
         self._deadline = deadline
         self._loader = concurrent.futures.ThreadPoolExecutor(1, "crumb-load")
         self._lock = threading.Lock()
@@ -61,6 +61,7 @@ class PageMover:
         self._finished: Set[str] = set()
         self._failed_blocks: Set[int] = set()
         self._failed_requests: Set[str] = set()
+        self._failed_loads: Set[str] = set()
         self._refused: List[Tuple[str, int, int]] = []
         self._warned: Optional[float] = None  # time of the last warning of a refused store
         self._moved = Moved()
@@ -125,6 +126,13 @@ class PageMover:
             failed, self._failed_blocks = self._failed_blocks, set()
         return failed
 
+    def take_failed_loads(self) -> Set[str]:
+        """Requests whose pages did not all arrive since the last call, in an engine with several
+        groups of blocks: it recomputes all of them."""
+        with self._lock:
+            failed, self._failed_loads = self._failed_loads, set()
+        return failed
+
     def take_failed_requests(self) -> Set[str]:
         """Requests of which a page did not arrive since the last call."""
         with self._lock:
@@ -179,9 +187,12 @@ class PageMover:
             self._moved.failed_pages += wanted - pages
             self._moved.load_seconds += seconds
             if pages < wanted:
-                first, end = block_range(job.first_page + pages, len(job.keys), self._block_tokens)
-                self._failed_blocks.update(job.blocks[first:end])
                 self._failed_requests.add(job.request_id)
+                if self._layout.front is None:
+                    first = self._layout.first_block(job.first_page + pages)
+                    self._failed_blocks.update(job.blocks[first:])
+                else:
+                    self._failed_loads.add(job.request_id)
             self._finished.add(job.request_id)
             self._ended.notify_all()
 
@@ -200,9 +211,4 @@ class PageMover:
             span.end()
             load.wait()
             return load.pages, fetched + span.seconds()
-
-
-def block_range(first_page: int, end_page: int, block_tokens: int) -> Tuple[int, int]:
-    """Indexes of the first block that has a token of these pages, and behind the last one."""
-    return (first_page * PAGE_TOKENS // block_tokens, -(-end_page * PAGE_TOKENS // block_tokens))
 

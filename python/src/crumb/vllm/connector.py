@@ -17,10 +17,10 @@ from vllm.logger import init_logger
 from crumb import _checkpoints, _engines
 from crumb.errors import InvalidArgument
 from crumb.transfer import Transfer
-from crumb.vllm import _model
+from crumb.vllm import _model, _native
 from crumb.vllm._device import DeviceStreams, StepTimer
 from crumb.vllm._policy import AlwaysLoad, LoadPolicy
-from crumb.vllm._requests import LoadJob, Requests, StoreJob
+from crumb.vllm._requests import BlockLayout, LoadJob, Requests, StoreJob
 from crumb.vllm._worker import PageMover
 from crumb.vllm.metrics import CrumbPromMetrics, CrumbStats
 from crumb.worker import Rank
@@ -75,17 +75,24 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
     (a rotation file of `crumb calibrate`; default "hadamard", which needs no data), "deadline"
     (seconds that a lookup waits for pages on SSD and other nodes; default 0.2), "weights" (a digest
     of the checkpoint), "model" (a name), "load" ("auto": when it is predicted to beat computing;
-    or "always"), "after_reset" ("private": pages that are stored after vLLM reset the connector's cache
-    are found by this engine only, because its weights may have changed; or "shared"), "staging_bytes" (on GPUs: pinned host memory of each rank for stored pages until
-    they are published; default 2 GiB).
+    or "always"), "after_reset" ("private": pages that are stored after vLLM reset the connector's
+    cache are found by this engine only, because its weights may have changed; or "shared"),
+    "staging_bytes" (on GPUs: pinned host memory of each rank for stored pages until they are
+    published; default 2 GiB).
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        _model.check_supported(vllm_config, kv_cache_config)
         extra = self._kv_transfer_config.get_from_extra_config
-        self._block_tokens = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
-        self._model = _model.model_of(vllm_config, extra)
+        self._native = _native.chosen(vllm_config)  # vLLM's pool has INT2 blocks
+        if self._native:
+            _native.check_supported(vllm_config, extra)
+            layout = _native.layout_of(kv_cache_config)
+            self._model = _model.model_of(vllm_config, extra, _native.rotation_of(vllm_config))
+        else:
+            _model.check_supported(vllm_config, kv_cache_config)
+            layout = BlockLayout(kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size)
+            self._model = _model.model_of(vllm_config, extra)
         self._deadline = float(extra("deadline", 0.2))
         if extra("load", "auto") not in ("auto", "always"):
             raise InvalidArgument('"load" is "auto" or "always"')
@@ -107,11 +114,11 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         self._requests: Optional[Requests] = None
         self._mover: Optional[PageMover] = None
         if role == KVConnectorRole.SCHEDULER:
-            self._requests = Requests(self._transfer, self._block_tokens,
+            self._requests = Requests(self._transfer, layout,
                                       self._model.history == "bf16", self._deadline, self._policy,
                                       adapter_digest=_checkpoints.adapter_digest, engine_id=engine)
         else:
-            self._mover = PageMover(self._transfer, self._block_tokens, self._deadline)
+            self._mover = PageMover(self._transfer, layout, self._deadline)
         self._staging_bytes = int(extra("staging_bytes", 0))
         self._times = StepTimes()
         self._step_begin = 0.0
@@ -128,7 +135,7 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         assert self._requests is not None
-        self._requests.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        self._requests.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         assert self._requests is not None
@@ -174,10 +181,15 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: Dict[str, "torch.Tensor"]) -> None:
         assert self._mover is not None
+        if self._native:
+            pools = _native.pools_of(kv_caches)
+            self._transfer.use_blocks(pools, owner=kv_caches)
+            logger.info("Crumb serves %d layers of INT2 blocks", len(pools))
+            return
         cache, names = _model.paged_cache_of(kv_caches, self._model.head_dim)
         device = cache.device()
         if device is None:
-            _model.check_cpu_layout(self._model.head_dim, self._block_tokens)
+            _model.check_cpu_layout(self._model.head_dim, cache.block_tokens)
         self._transfer.use_cache(cache, self._staging_bytes)
         if device is not None:
             self._mover.use_device(DeviceStreams(device))
@@ -218,6 +230,12 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         if jobs.prompt_tokens + jobs.other_tokens == 0:
             self._mover.wait_for_load(IDLE_SECONDS)
         return None, self._mover.take_finished() or None
+
+    def get_transfer_results(self, finished_req_ids: Set[str]) -> Any:
+        assert self._mover is not None
+        results = super().get_transfer_results(finished_req_ids)
+        results.failed_recving.update(self._mover.take_failed_loads())
+        return results
 
     def get_block_ids_with_load_errors(self) -> Set[int]:
         assert self._mover is not None

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM attention over INT2 blocks in vLLM's own pool. One flag turns it on:
 
-    vllm serve MODEL --dtype bfloat16 --attention-backend CUSTOM
+    python -m vllm.entrypoints.openai.api_server --model MODEL --dtype bfloat16 \\
+        --attention-backend CUSTOM
 
 vLLM finds this package by its entry point of the group vllm.general_plugins, and calls `register`
 in each of its processes. docs/engines/vllm_native.md is the guide.

@@ -12,13 +12,35 @@ from typing import Any, List, Sequence, Tuple
 
 from vllm.v1.core.single_type_kv_cache_manager import (FullAttentionManager,
                                                        SingleTypeKVCacheManager)
-from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
+from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, KVCacheConfig
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry, register_kv_cache_spec
 
 BLOCK_TOKENS = 64
 
 # The registry adds vLLM's own kinds only while it is empty: they must be there before ours.
 KVCacheSpecRegistry.check_kv_cache_spec_registry({})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Content:
+    """state_content_bytes, the bytes of a token and KV head, for versions whose AttentionSpec
+    derives them from the data type alone."""
+
+    state_content_bytes: int = 0
+
+    @property
+    def real_page_size_bytes(self) -> int:
+        spec: Any = self
+        return int(spec.block_size * spec.num_kv_heads * self.state_content_bytes)
+
+
+class _NoContent:
+    """In place of _Content for versions that have state_content_bytes."""
+
+
+#: Whether specifications have the bytes of a token (vLLM 0.32; 0.26 has not).
+SPECS_HAVE_CONTENT = "state_content_bytes" in AttentionSpec.__dataclass_fields__
+_ContentOf: Any = _NoContent if SPECS_HAVE_CONTENT else _Content
 
 
 class HistoryManager(FullAttentionManager):
@@ -39,7 +61,7 @@ class HistoryManager(FullAttentionManager):
 
 @register_kv_cache_spec(manager_class=HistoryManager, uniform_type_base_spec=FullAttentionSpec)
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HistorySpec(FullAttentionSpec):
+class HistorySpec(_ContentOf, FullAttentionSpec):
     """INT2 tiles of one layer. recent_tokens: the least length of the BF16 window."""
 
     recent_tokens: int = 256
@@ -99,9 +121,12 @@ class RowsManager(SingleTypeKVCacheManager):
     def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
         return 0
 
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> int:
+        return 0  # no kernel attends the rows of several requests at once
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RowsSpec(AttentionSpec):
+class RowsSpec(_ContentOf, AttentionSpec):
     """BF16 rows of one layer in blocks of the same size as a history block.
 
     request_blocks: blocks of a request, whatever its length.
@@ -124,7 +149,21 @@ class RowsSpec(AttentionSpec):
         return False
 
 
-@register_kv_cache_spec(manager_class=RowsManager)
+class RecentManager(RowsManager):
+    """Blocks that no other request can use, and that a prefix hit therefore does not need."""
+
+    def __init__(self, kv_cache_spec: Any, **arguments: Any) -> None:
+        super().__init__(kv_cache_spec, **arguments)
+        self._record_new_block_ids = True  # vLLM fills recorded blocks with zeros
+
+    @classmethod
+    def find_longest_cache_hit(cls, block_hashes: Any, max_length: int,
+                               kv_cache_group_ids: List[int], *arguments: Any,
+                               **named: Any) -> Tuple[Tuple[List[Any], ...], int]:
+        return tuple([] for _ in kv_cache_group_ids), max_length
+
+
+@register_kv_cache_spec(manager_class=RecentManager)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecentSpec(RowsSpec):
     """Rows of the recent window, which no other request can use. The first block of a new request
@@ -180,3 +219,19 @@ class SinkManager(RowsManager):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SinkSpec(RowsSpec):
     """Rows of the first 64 tokens."""
+
+
+def _fill_recent_blocks_with_zeros() -> None:
+    """Lets vLLM 0.26 fill new blocks with zeros, which it does for models with Mamba layers only.
+    Later versions do it for every cache of bytes."""
+    given: Any = KVCacheConfig.needs_kv_cache_zeroing
+
+    def needed(config: Any) -> bool:
+        rows = (isinstance(group.kv_cache_spec, RowsSpec) for group in config.kv_cache_groups)
+        return bool(given.fget(config)) or any(rows)
+
+    KVCacheConfig.needs_kv_cache_zeroing = property(needed)
+
+
+if not SPECS_HAVE_CONTENT:
+    _fill_recent_blocks_with_zeros()

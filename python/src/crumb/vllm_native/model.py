@@ -53,19 +53,26 @@ def model_of(vllm_config: Any) -> Model:
         rope=_engines.rope_of(config.hf_text_config))
 
 
-def check_supported(vllm_config: Any, *, head_size: int, sliding_window: Optional[int],
-                    alibi_slopes: Any, attn_type: str, shared_layer: Optional[str],
-                    more: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument with one sentence that names what the backend cannot serve."""
-    parallel = vllm_config.parallel_config
+def check_supported(vllm_config: Any, *, head_size: int, num_heads: int, num_kv_heads: int,
+                    sliding_window: Optional[int], alibi_slopes: Any, attn_type: str,
+                    shared_layer: Optional[str], more: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument with one sentence that names what the backend cannot serve.
+
+    head_size, num_heads, num_kv_heads: of a layer, on this process's rank.
+    """
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    of_model = (model.get_head_size(), model.get_num_attention_heads(parallel),
+                model.get_num_kv_heads(parallel))
     reasons = {
-        "a device other than the CPU: the CUDA kernels are not connected yet":
-            vllm_config.device_config.device_type != "cpu",
+        "a device that is neither a CPU nor a CUDA GPU":
+            vllm_config.device_config.device_type not in ("cpu", "cuda"),
         "a data type other than bfloat16 (start vLLM with --dtype bfloat16)":
-            str(vllm_config.model_config.dtype) != "torch.bfloat16",
+            str(model.dtype) != "torch.bfloat16",
         "a quantized KV cache of vLLM (leave --kv-cache-dtype auto)":
             vllm_config.cache_config.cache_dtype not in ("auto", "bfloat16"),
         "heads of other sizes than 64, 128 and 256": head_size not in (64, 128, 256),
+        "layers whose heads differ in number or size":
+            (head_size, num_heads, num_kv_heads) != of_model,
         "layers with a sliding window": sliding_window is not None,
         "ALiBi": alibi_slopes is not None,
         "attention sinks": more.get("sinks") is not None,
@@ -73,8 +80,9 @@ def check_supported(vllm_config: Any, *, head_size: int, sliding_window: Optiona
         "layers that share a KV cache": shared_layer is not None,
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "context parallelism": parallel.decode_context_parallel_size > 1,
-        "a KV connector: blocks are not published or loaded yet":
-            vllm_config.kv_transfer_config is not None,
+        "a KV connector other than CrumbConnector":
+            getattr(vllm_config.kv_transfer_config, "kv_connector", None)
+            not in (None, "CrumbConnector"),
         "speculative decoding": vllm_config.speculative_config is not None,
         "--disable-hybrid-kv-cache-manager":
             bool(vllm_config.scheduler_config.disable_hybrid_kv_cache_manager),
