@@ -10,15 +10,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/page_format.h"
 #include "common/page_key.h"
 
 // The header of a fragment, which names and checks its tiles: docs/formats/fragment.md. A fragment
 // in a slot, in staging, in an extent or on the wire is its tiles, layer by layer and head by head,
 // and then its header.
 namespace crumb {
-
-// Persisted and sent: values are frozen.
-enum class PageFormat : uint8_t { kBf16 = 1, kInt2 = 2 };
 
 // A half-open range of layers or of global KV heads.
 struct IndexRange {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -86,6 +87,10 @@ std::vector<PageKey> PageKeysOf(const KeyspaceId& keyspace, std::span<const int3
 
 // The key of a page that an engine names by bytes of its own.
 PageKey ForeignPageKey(const KeyspaceId& keyspace, std::span<const uint8_t> bytes);
+
+// Returns the index of the first key that is equal to one before it, or nothing if each key occurs
+// once. Takes O(keys) time.
+std::optional<size_t> FindDuplicate(std::span<const PageKey> keys);
 
 }  // namespace crumb
 

@@ -10,8 +10,6 @@
 namespace crumb::storage {
 namespace {
 
-// Kernels and copies want tiles at this boundary.
-constexpr uint64_t kTileAlignment = 128;
 // Sizes what a policy remembers of evicted pages.
 constexpr uint64_t kPolicyPages = 1 << 16;
 // Slots that are let go while the lock is held once.
@@ -92,14 +90,15 @@ std::optional<DeviceTier::TakenPool> DeviceTier::TakePool(DevicePoolNumber pool)
   const auto found = pools_.find(pool);
   if (found == pools_.end()) return taken;
   if (found->second->InUse()) return std::nullopt;
-  // Later deletions do not reach the pool. This tier notes them, and a crash loses the notes.
-  if (found->second->epoch() == options_.epochs.current) {
-    found->second->SetEpoch(options_.epochs.previous);
-  }
+  LeaveToNotes(*found->second);
   taken.index = std::move(found->second);
   pools_.erase(found);
   ending_.emplace(pool, std::as_const(*taken.index).table().Stats());
   return taken;
+}
+
+void DeviceTier::LeaveToNotes(DevicePoolIndex& index) const {
+  if (index.epoch() == options_.epochs.current) index.SetEpoch(options_.epochs.previous);
 }
 
 void DeviceTier::EndPool(TakenPool pool) {
@@ -115,13 +114,6 @@ void DeviceTier::EndPool(TakenPool pool) {
     AddCounters(removed_, table.Stats());
   }
   Announce(table.TakeChanges());
-}
-
-bool DeviceTier::RemovePool(DevicePoolNumber pool) {
-  std::optional<TakenPool> taken = TakePool(pool);
-  if (!taken) return false;
-  EndPool(*std::move(taken));
-  return true;
 }
 
 bool DeviceTier::AddHandle(DevicePoolNumber pool, uint32_t number) {
@@ -460,12 +452,6 @@ void DeviceTier::AddStats(StoreStats& stats) const {
     stats.pools.blank_slots += pool->blank();
     stats.pools.held_slots += pool->held();
     stats.pools.demoting_slots += pool->demoting();
-  }
-  stats.leases += leases_alone_;
-  if (!leases_.empty()) {
-    const Duration age = clock_.Now() - leases_.begin()->second.since;
-    stats.oldest_lease_seconds =
-        std::max(stats.oldest_lease_seconds, std::chrono::duration<double>(age).count());
   }
 }
 

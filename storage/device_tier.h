@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
@@ -19,7 +18,6 @@
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "storage/coverage.h"
-#include "storage/deletion_epochs.h"
 #include "storage/device_pool_index.h"
 #include "storage/host_image.h"
 #include "storage/store_options.h"
@@ -79,8 +77,6 @@ class DeviceTier {
   // Announces that the pages of a taken pool are gone, and frees its memory. Takes time in the
   // number of its pages, almost all of it without the lock.
   void EndPool(TakenPool pool);
-  // TakePool and EndPool. Returns false if the pool is in use.
-  bool RemovePool(DevicePoolNumber pool);
   // Returns false if there is no such pool or the handle is there already.
   bool AddHandle(DevicePoolNumber pool, uint32_t number);
   void EndRecovery(DevicePoolNumber pool);
@@ -125,26 +121,15 @@ class DeviceTier {
   // Returns for each of the request's keys whether its pools cover it.
   std::vector<bool> Covered(const AcquireRequest& request) const;
 
-  // Turns references into a lease of the first pages that have no more than `fragments_max`
-  // fragments here, and lets go of the others. The lease holds `below` of another tier with them;
-  // the keys of that one are at `below_pages`. `pages` may have empty entries.
-  struct Leased {
-    LeaseId lease = 0;  // 0: no page was leased, and `below` is the caller's
-    size_t pages = 0;
-  };
-  Leased Lease(const AcquireRequest& request, std::vector<PlacesOf> pages, LeaseId below,
-               std::vector<uint32_t> below_pages, size_t fragments_max,
-               std::vector<DeviceFragmentRef>* fragments);
-  static bool IsOwnLease(LeaseId lease) { return (lease & kOwnLease) != 0; }
-  struct LeaseView {
-    uint32_t pages = 0;
-    LeaseId below = 0;
-    std::vector<uint32_t> below_pages;
-    std::vector<DeviceFragmentRef> fragments;
-  };
-  std::optional<LeaseView> ReadLease(LeaseId lease, const TileRange& range) const;
-  // Answers the lease below, 0 for none.
-  std::optional<LeaseId> Release(LeaseId lease);
+  // Appends the fragments in request.range of the pages from the first on, as long as they are no
+  // more than `fragments_max`, and notes that they are read; fragment.page is the index in `pages`,
+  // which may have empty entries. Gives the references to the pages behind back and takes those out
+  // of `pages`.
+  void NameFragments(const AcquireRequest& request, size_t fragments_max,
+                     std::vector<PlacesOf>* pages, std::vector<DeviceFragmentRef>* fragments);
+  // The fragments in `range` of pages that the caller refers to.
+  std::vector<DeviceFragmentRef> FragmentsOf(std::span<const PlacesOf> pages,
+                                             const TileRange& range) const;
 
   void Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys);
   std::vector<PageKey> Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys);
@@ -154,15 +139,20 @@ class DeviceTier {
   void ForEachPage(const KeyspaceId& keyspace,
                    const std::function<void(const PageKey&)>& visit) const;
 
-  // The pages that were deleted, for the tier of a successor process, and the way back.
-  std::vector<HostImage::Deleted> Deleted() const;
+  // Returns the pages that were deleted, for the tier of a successor process. Nothing may be
+  // deleted here any more.
+  std::vector<HostImage::Deleted> HandOverDeleted();
   void AddDeleted(std::span<const HostImage::Deleted> deleted);
 
-  // Fills stats.device and stats.pools, and adds the leases that no other tier has.
+  // Fills stats.device and stats.pools.
   void AddStats(StoreStats& stats) const;
 
  private:
-  static constexpr LeaseId kOwnLease = LeaseId{1} << 63;
+  // Later deletions do not reach the pool, until its processes are back at this tier or at a
+  // successor, which note them. A crash loses the notes: from then on no epoch that a crumbd knows
+  // is in the pool's roster.
+  void LeaveToNotes(DevicePoolIndex& index) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   // Keys in deleted_: 4 MiB at most.
   static constexpr size_t kDeletedKeysMax = 65'536;
   struct DeletedPages {
@@ -170,12 +160,6 @@ class DeviceTier {
     bool forgotten = false;  // any page of the keyspace may have been deleted
   };
 
-  struct LeaseRecord {
-    std::vector<PlacesOf> pages;
-    LeaseId below = 0;
-    std::vector<uint32_t> below_pages;
-    TimePoint since;
-  };
   // A page chosen to leave.
   struct Leaving {
     DevicePoolIndex::Departure departure;
@@ -202,9 +186,8 @@ class DeviceTier {
                          const PageKey& key, TileSet& seen, size_t* steps);
   // Adds a page's fragments and counts that they are read. Returns false, and does nothing, if
   // there would be more than `fragments_max`.
-  bool AddLeased(const PlacesOf& places, uint32_t index, const TileRange& range,
-                 size_t fragments_max, std::vector<DeviceFragmentRef>* fragments)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool AddRead(const PlacesOf& places, uint32_t index, const TileRange& range, size_t fragments_max,
+               std::vector<DeviceFragmentRef>* fragments) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddRefs(const PlacesOf& places, uint32_t index, const TileRange& range,
                std::vector<DeviceFragmentRef>* fragments) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -225,8 +208,8 @@ class DeviceTier {
   void Announce(const std::vector<PageTable::Change>& changes) const;
   std::vector<DevicePoolNumber> Numbers() const;
   // Removes those pages of a keyspace that are below `generation`; returns the keys of the removed.
-  std::vector<PageKey> RemoveBelow(DevicePoolNumber pool, const KeyspaceId& keyspace,
-                                   uint64_t generation);
+  std::vector<PageKey> RemoveOlderThan(DevicePoolNumber pool, const KeyspaceId& keyspace,
+                                       uint64_t generation);
 
   const Options options_;
   const Clock& clock_;
@@ -236,9 +219,6 @@ class DeviceTier {
   mutable Mutex mutex_;
   Pools pools_ ABSL_GUARDED_BY(mutex_);
   DevicePoolNumber last_pool_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::btree_map<LeaseId, LeaseRecord> leases_ ABSL_GUARDED_BY(mutex_);  // the oldest first
-  uint64_t leases_alone_ ABSL_GUARDED_BY(mutex_) = 0;  // leases that hold none of another tier
-  LeaseId last_lease_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<KeyspaceId, uint64_t> generations_ ABSL_GUARDED_BY(mutex_);
   // Pages that were deleted since this tier began, or that AddDeleted brought. A process that comes
   // back later may hold such a page in a slot that this tier does not know yet: it claims the slot

@@ -133,8 +133,8 @@ void DeviceTier::AddRefs(const PlacesOf& places, uint32_t index, const TileRange
   }
 }
 
-bool DeviceTier::AddLeased(const PlacesOf& places, uint32_t index, const TileRange& range,
-                           size_t fragments_max, std::vector<DeviceFragmentRef>* fragments) {
+bool DeviceTier::AddRead(const PlacesOf& places, uint32_t index, const TileRange& range,
+                         size_t fragments_max, std::vector<DeviceFragmentRef>* fragments) {
   const auto wanted = [&](const Fragment& fragment) { return Overlaps(fragment.range, range); };
   size_t count = 0;
   for (const auto& [number, handle] : places) {
@@ -153,74 +153,43 @@ bool DeviceTier::AddLeased(const PlacesOf& places, uint32_t index, const TileRan
   return true;
 }
 
-DeviceTier::Leased DeviceTier::Lease(const AcquireRequest& request, std::vector<PlacesOf> pages,
-                                     LeaseId below, std::vector<uint32_t> below_pages,
-                                     size_t fragments_max,
-                                     std::vector<DeviceFragmentRef>* fragments) {
+void DeviceTier::NameFragments(const AcquireRequest& request, size_t fragments_max,
+                               std::vector<PlacesOf>* pages,
+                               std::vector<DeviceFragmentRef>* fragments) {
   const TimePoint now = clock_.Now();
-  fragments->reserve(std::min(pages.size(), fragments_max));
-  size_t leased = 0;
+  fragments->reserve(std::min(pages->size(), fragments_max));
+  size_t named = 0;
   bool full = false;
-  while (leased < pages.size() && !full) {
-    const size_t end = std::min(pages.size(), leased + kPagesPerLock);
+  while (named < pages->size() && !full) {
+    const size_t end = std::min(pages->size(), named + kPagesPerLock);
     const size_t fragments_end = fragments->size() + kFragmentsPerLock;
     std::map<DevicePoolNumber, std::vector<PageHandle>> read;
     MutexLock lock(&mutex_);
-    for (; leased < end && fragments->size() < fragments_end; ++leased) {
-      const PlacesOf& places = pages[leased];
-      full = !AddLeased(places, static_cast<uint32_t>(leased), request.range, fragments_max,
-                        fragments);
+    for (; named < end && fragments->size() < fragments_end; ++named) {
+      const PlacesOf& places = (*pages)[named];
+      full =
+          !AddRead(places, static_cast<uint32_t>(named), request.range, fragments_max, fragments);
       if (full) break;
       for (const auto& [number, handle] : places) read[number].push_back(handle);
     }
     for (const auto& [number, handles] : read) TableOf(number).NoteRead(handles, now);
   }
-  Unref(std::span(pages).subspan(leased));
-  if (leased == 0) return {};
-  pages.resize(leased);
-  MutexLock lock(&mutex_);
-  const LeaseId lease = ++last_lease_ | kOwnLease;
-  if (below == 0) ++leases_alone_;
-  leases_[lease] = {std::move(pages), below, std::move(below_pages), now};
-  return {lease, leased};
+  Unref(std::span(*pages).subspan(named));
+  pages->resize(named);
 }
 
-// Between two pieces the lease may end: then nothing was read.
-std::optional<DeviceTier::LeaseView> DeviceTier::ReadLease(LeaseId lease,
-                                                           const TileRange& range) const {
-  LeaseView view;
-  size_t next = 0;
-  do {
+std::vector<DeviceFragmentRef> DeviceTier::FragmentsOf(std::span<const PlacesOf> pages,
+                                                       const TileRange& range) const {
+  std::vector<DeviceFragmentRef> fragments;
+  for (size_t next = 0; next < pages.size();) {
+    const size_t end = std::min(pages.size(), next + kPagesPerLock);
+    const size_t fragments_end = fragments.size() + kFragmentsPerLock;
     MutexLock lock(&mutex_);
-    const auto found = leases_.find(lease);
-    if (found == leases_.end()) return std::nullopt;
-    const LeaseRecord& record = found->second;
-    if (next == 0) {
-      view.pages = static_cast<uint32_t>(record.pages.size());
-      view.below = record.below;
-      view.below_pages = record.below_pages;
+    for (; next < end && fragments.size() < fragments_end; ++next) {
+      AddRefs(pages[next], static_cast<uint32_t>(next), range, &fragments);
     }
-    const size_t end = std::min(record.pages.size(), next + kPagesPerLock);
-    const size_t fragments_end = view.fragments.size() + kFragmentsPerLock;
-    for (; next < end && view.fragments.size() < fragments_end; ++next) {
-      AddRefs(record.pages[next], static_cast<uint32_t>(next), range, &view.fragments);
-    }
-  } while (next < view.pages);
-  return view;
-}
-
-std::optional<LeaseId> DeviceTier::Release(LeaseId lease) {
-  LeaseRecord record;
-  {
-    MutexLock lock(&mutex_);
-    const auto found = leases_.find(lease);
-    if (found == leases_.end()) return std::nullopt;
-    record = std::move(found->second);
-    if (record.below == 0) --leases_alone_;
-    leases_.erase(found);
   }
-  Unref(record.pages);
-  return record.below;
+  return fragments;
 }
 
 void DeviceTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
@@ -262,8 +231,9 @@ void DeviceTier::Forget(DeletedPages& deleted) {
   deleted = {.keys = {}, .forgotten = true};
 }
 
-std::vector<HostImage::Deleted> DeviceTier::Deleted() const {
+std::vector<HostImage::Deleted> DeviceTier::HandOverDeleted() {
   MutexLock lock(&mutex_);
+  for (const auto& [number, index] : pools_) LeaveToNotes(*index);
   std::vector<HostImage::Deleted> all;
   for (const auto& [keyspace, deleted] : deleted_) {
     all.push_back({keyspace, deleted.forgotten, {deleted.keys.begin(), deleted.keys.end()}});
@@ -326,7 +296,7 @@ std::vector<PageKey> DeviceTier::Drop(const KeyspaceId& keyspace, uint64_t gener
   }
   std::vector<PageKey> removed;
   for (const DevicePoolNumber pool : Numbers()) {
-    const std::vector<PageKey> keys = RemoveBelow(pool, keyspace, generation);
+    const std::vector<PageKey> keys = RemoveOlderThan(pool, keyspace, generation);
     removed.insert(removed.end(), keys.begin(), keys.end());
   }
   std::sort(removed.begin(), removed.end());
@@ -334,8 +304,8 @@ std::vector<PageKey> DeviceTier::Drop(const KeyspaceId& keyspace, uint64_t gener
   return removed;
 }
 
-std::vector<PageKey> DeviceTier::RemoveBelow(DevicePoolNumber number, const KeyspaceId& keyspace,
-                                             uint64_t generation) {
+std::vector<PageKey> DeviceTier::RemoveOlderThan(DevicePoolNumber number,
+                                                 const KeyspaceId& keyspace, uint64_t generation) {
   std::vector<PageKey> removed;
   while (true) {
     std::vector<PageTable::Change> changes;
@@ -344,7 +314,7 @@ std::vector<PageKey> DeviceTier::RemoveBelow(DevicePoolNumber number, const Keys
       DevicePoolIndex* pool = Find(number);
       if (pool == nullptr) return removed;
       PageTable& table = pool->table();
-      const auto pages = table.PagesBelow(keyspace, generation, kRemovalsPerLock);
+      const auto pages = table.PagesOlderThan(keyspace, generation, kRemovalsPerLock);
       if (pages.empty()) return removed;
       for (const PageHandle page : pages) {
         removed.push_back(table[page].key);

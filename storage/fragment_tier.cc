@@ -3,8 +3,22 @@
 #include "storage/fragment_tier.h"
 
 #include "common/status_macros.h"
+#include "storage/coverage.h"
 
 namespace crumb::storage {
+
+std::vector<TileRange> FragmentTier::Present(const KeyspaceId& keyspace, const PageKey& key,
+                                             uint64_t generation) const {
+  std::vector<TileRange> ranges;
+  for (const FragmentMeta& fragment : Find(keyspace, key)) {
+    if (fragment.generation >= generation) ranges.push_back(fragment.range);
+  }
+  return ranges;
+}
+
+bool FragmentTier::Has(const FragmentMeta& fragment) const {
+  return Covers(Present(fragment.keyspace, fragment.key, fragment.generation), fragment.range);
+}
 
 absl::StatusOr<FragmentHeader> CheckFragmentHeader(const FragmentMeta& meta,
                                                    std::span<const std::byte> fragment) {

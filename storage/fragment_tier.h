@@ -66,6 +66,11 @@ class FragmentTier {
 
   // The fragments of a page; empty when it is absent. Does not block.
   virtual std::vector<FragmentMeta> Find(const KeyspaceId& keyspace, const PageKey& key) const = 0;
+  // Tiles of a page that are there, of this generation or a newer one. Does not block.
+  std::vector<TileRange> Present(const KeyspaceId& keyspace, const PageKey& key,
+                                 uint64_t generation) const;
+  // Whether all tiles of the fragment are there, in this fragment or in others.
+  bool Has(const FragmentMeta& fragment) const;
 
   // Reads a fragment that Find named into the first bytes of `room`, which has meta.bytes or more,
   // and verifies it; what lies behind is undefined. kNotFound: gone meanwhile; kDataLoss: damaged,

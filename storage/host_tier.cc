@@ -3,254 +3,408 @@
 #include "storage/host_tier.h"
 
 #include <algorithm>
-#include <bit>
 #include <string>
 #include <utility>
 
-#include "common/status_macros.h"
+#include "absl/base/attributes.h"
+#include "common/little_endian.h"
+#include "storage/coverage.h"
 
 namespace crumb::storage {
 namespace {
 
-// Slots begin on the granule, so that they can be written to disk without a copy, and on pages
-// where that costs little: disks fill memory faster that is not cut across its pages.
-constexpr SlotAllocator::Rounding kRounding = {.granule_bytes = 512, .page_bytes = 4096};
-// A search for room lets the lock go after so many evictions, or pages looked at; 64 and 1,024 take
-// some 50 us each.
-constexpr size_t kEvictionsPerHold = 64;
-constexpr size_t kVictimStepsPerHold = 1024;
-// Pages that one Reserve looks at for each that it evicts, before it gives up: some 3 ms. Only
-// where so many in a row are leased or pinned does it end without having seen all.
-constexpr size_t kVictimStepsMax = 65'536;
-
 // Pages that one step of a walk looks at under the lock.
 constexpr PageHandle kWalkPages = 4096;
+// Pages of the table that a walk over a keyspace looks at before it lets the lock go: some 100 us.
+constexpr size_t kScanPerHold = 4096;
+// Keys whose places in the index are brought to the cache before they are looked up.
+constexpr size_t kPrefetchAhead = 8;
+// Keys whose use the policy hears of before it lets the lock go: up to some 100 us.
+constexpr size_t kTouchesPerHold = 512;
+// Fragments that a lease names before it lets the lock go.
+constexpr size_t kFragmentsPerHold = 8192;
 
-// Whether the fragment is not in the tier below, nor on its way there.
-bool IsAbsent(const Fragment& fragment) {
-  return fragment.below == Below::kAbsent || fragment.below == Below::kUnowed;
+// Appends the fragments of page `index` of a request that intersect `range`. Inlined, as AddRead
+// is: a call costs as much as the rest of what is done for a page.
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline void AddRefs(const HostState& state, const Page& page,
+                                                 size_t index, const TileRange& range,
+                                                 std::vector<FragmentRef>* fragments)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
+  for (const Fragment& fragment : page.fragments) {
+    if (!Overlaps(fragment.range, range)) continue;
+    fragments->push_back({.page = static_cast<uint32_t>(index),
+                          .slab = state.NumberOf(fragment.slot.region),
+                          .offset = fragment.slot.offset,
+                          .tiles_bytes = fragment.tiles_bytes});
+  }
+}
+
+// Appends the fragments of a page that is leased. Returns false if they would be too many.
+ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool AddRead(HostState& state, PageHandle handle, size_t index,
+                                                 Tier found_in, const AcquireRequest& request,
+                                                 std::vector<FragmentRef>* fragments)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
+  const Page& page = state.table[handle];
+  const size_t before = fragments->size();
+  AddRefs(state, page, index, request.range, fragments);
+  if (fragments->size() > request.fragments_max) {
+    fragments->resize(before);
+    return false;
+  }
+  if (found_in != Tier::kHost) return true;
+  const bool all = fragments->size() - before == page.fragments.size();
+  for (const Fragment& fragment : page.fragments) {
+    if (all || Overlaps(fragment.range, request.range)) state.table.CountGet(fragment);
+  }
+  return true;
+}
+
+absl::Status HeldPartError() {
+  return absl::ResourceExhaustedError(
+      "store.host.bytes_max: the tenant's leases and pins keep its part of it "
+      "(tenants.part_max_percent), release some");
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<HostTier>> HostTier::Open(const Options& options, const Clock& clock,
-                                                         FragmentTierEvents events) {
-  const uint64_t pages = options.host.bytes_max.value / kTypicalPageBytes + 1;
-  CRUMB_ASSIGN_OR_RETURN(auto policy, MakePolicy(options.host.policy, pages));
-  CRUMB_ASSIGN_OR_RETURN(auto memory,
-                         SlabMemory::Open(options.host, options.first_bytes, options.sharing));
-  return std::unique_ptr<HostTier>(
-      new HostTier(options, std::move(memory), std::move(policy), clock, std::move(events)));
-}
-
-HostTier::HostTier(const Options& options, std::unique_ptr<SlabMemory> memory,
-                   std::unique_ptr<EvictionPolicy> policy, const Clock& clock,
-                   FragmentTierEvents events)
-    : options_(options),
-      memory_(std::move(memory)),
-      clock_(clock),
-      events_(std::move(events)),
-      losses_(options.mark_base),
-      table_(std::move(policy), kRounding, &inherited_, &losses_) {
-  table_.SetPageFragmentsMax(options.page_fragments_max);
-  for (size_t i = 0; i < memory_->size(); ++i) {
-    table_.slots().AddRegion(static_cast<uint32_t>(i), memory_->bytes(i));
-    slabs_.push_back({.bytes = memory_->bytes(i), .since = clock_.Now()});
-  }
-  share_used_.push_back(clock_.Now());
-  numbers_ = std::bit_ceil(static_cast<uint32_t>(memory_->size()));
-}
-
-absl::StatusOr<Slot> HostTier::Reserve(const KeyspaceId& keyspace, uint64_t bytes,
-                                       uint64_t departing_bytes_max,
-                                       std::vector<Departure>* departures) {
-  if (bytes > memory_->slab_bytes()) {
-    return absl::InvalidArgumentError("a fragment of " + std::to_string(bytes) +
-                                      " bytes is larger than a slab: raise host.slab_bytes");
-  }
-  Demotion demotion = {clock_.Now(), departing_bytes_max, departures};
-  Search search = {.bytes = bytes};
-  bool tenants = false;
-  for (bool first = true; first || search.goes_on(); first = false) {
-    std::vector<PageTable::Change> changes;
-    {
-      MutexLock lock(&mutex_);
-      search.share = table_.ShareOf(keyspace);
-      share_used_[search.share] = demotion.now;
-      search.slot = Allocate(bytes, search.share);
-      tenants = table_.shares() > 1;
-      if (!search.slot && !tenants) EvictFor(search, demotion);
-      changes = table_.TakeChanges();
-    }
-    Announce(changes);
-    if (tenants) break;
-  }
-  if (!search.slot && tenants) {
-    search.slot = AllocateFromOthers(bytes, search.share, demotion);
-  }
-  if (!search.slot) {
-    return absl::ResourceExhaustedError("every slot of host memory is leased or being written");
-  }
-  return *search.slot;
-}
-
-std::optional<Slot> HostTier::Allocate(uint64_t bytes, uint32_t share) {
-  const auto slot = table_.slots().Allocate(bytes, SlotAllocator::kNoOwner, share);
-  if (slot) slabs_[slot->region].written = true;
-  return slot;
-}
-
-void HostTier::EvictFor(Search& search, Demotion& demotion) {
-  for (size_t evicted = 0; evicted < kEvictionsPerHold; ++evicted) {
-    if (!EvictOne(search, demotion)) return;
-    search.slot = Allocate(search.bytes, search.share);
-    if (search.slot) return;
-    EmptyChunkFor(search.bytes, search.share, demotion.now);
-    search.slot = Allocate(search.bytes, search.share);
-    if (search.slot) return;
-  }
-}
-
-bool HostTier::EvictOne(Search& search, Demotion& demotion) {
-  // Nothing of its own: no search would find a victim.
-  if (inherited_.held_bytes() > 0 && table_.slots().used_bytes() == 0) {
-    search.ended = true;
-    return false;
-  }
-  // The slots of an adopted slab are no use to anybody.
-  const auto may_go = [this](const Page& page) {
-    mutex_.AssertHeld();
-    return inherited_.held_bytes() == 0 || table_.HasOwnSlot(page);
-  };
-  for (size_t left = kVictimStepsPerHold; left > 0;) {
-    size_t steps = left;
-    const auto victim = table_.Victim(demotion.now, may_go, search.share, steps);
-    search.steps += left - steps;
-    left = steps;
-    if (!victim) {
-      search.ended = steps > 0 || search.steps >= kVictimStepsMax;
-      return false;
-    }
-    if (Evict(*victim, demotion)) {
-      search.steps = 0;
-      return true;
-    }
-  }
-  return false;
-}
-
-bool HostTier::Evict(PageHandle page, Demotion& demotion) {
-  const bool worth_keeping = !options_.demote_only_hit || table_[page].was_hit;
-  const uint64_t absent_bytes = BytesAbsentBelow(table_[page]);
-  if (absent_bytes == 0 || !worth_keeping || absent_bytes > demotion.bytes_max) {
-    table_.Remove(page, RemovalReason::kCapacity, demotion.now);
-    return true;
-  }
-  demotion.bytes_max -= absent_bytes;
-  Depart(page, demotion.departures);
-  return false;
-}
-
-void HostTier::EmptyChunkFor(uint64_t bytes, uint32_t share, TimePoint now) {
-  std::vector<PageHandle> owners = table_.slots().OwnersOfNearlyEmptyChunk(bytes, share);
-  std::sort(owners.begin(), owners.end());
-  owners.erase(std::unique(owners.begin(), owners.end()), owners.end());
-  for (const PageHandle owner : owners) {
-    const Page& page = table_[owner];
-    if (!page.resident || page.references > 0 || page.pinned_until > now ||
-        BytesAbsentBelow(page) > 0) {
-      return;
-    }
-  }
-  for (const PageHandle owner : owners) table_.Remove(owner, RemovalReason::kCapacity, now);
-}
-
-uint64_t HostTier::BytesAbsentBelow(const Page& page) const {
-  uint64_t bytes = 0;
-  for (const Fragment& fragment : page.fragments) {
-    if (IsAbsent(fragment)) bytes += fragment.bytes;
-  }
-  return bytes;
-}
-
-void HostTier::Depart(PageHandle handle, std::vector<Departure>* departures) {
-  Page& page = table_[handle];
-  for (Fragment& fragment : page.fragments) {
-    if (!IsAbsent(fragment)) continue;
-    const Below otherwise = std::exchange(fragment.below, Below::kQueued);
-    table_.Ref(handle);
-    departures->push_back({handle, table_.MetaOf(page, fragment), otherwise});
-  }
-}
-
-std::span<std::byte> HostTier::Memory(const Slot& slot) const {
-  return {Data(slot.region) + slot.offset, slot.bytes};
-}
-
-void HostTier::Abandon(const Slot& slot) {
-  MutexLock lock(&mutex_);
-  table_.slots().Free(slot);
-}
-
 absl::StatusOr<PageHandle> HostTier::Publish(const FragmentMeta& meta, const Slot& slot,
-                                             Below below) {
-  const TimePoint now = clock_.Now();
+                                             Below below, bool owed) {
+  const TimePoint now = state_.clock.Now();
   absl::StatusOr<PageHandle> page;
   std::vector<PageTable::Change> changes;
-  {
-    MutexLock lock(&mutex_);
-    table_.BeginAccess(table_.ShareOf(meta.keyspace));
-    page = slabs_[slot.region].share == table_.ShareOf(meta.keyspace)
-               ? table_.Insert(meta, slot, below, now)
-               : absl::ResourceExhaustedError("the keyspace became another tenant's meanwhile");
-    if (page.ok()) {
-      table_.Ref(*page);
-      table_.CountPut(meta);
+  for (bool decided = false; !decided;) {
+    MutexLock lock(&state_.mutex);
+    const bool fits = state_.table.MayInsert(meta, slot, below);
+    decided = fits || state_.table.ExpirePins(now, kExpiredPerHold) == 0;
+    if (!decided) continue;
+    state_.table.BeginAccess(state_.table.PartitionOf(meta.keyspace));
+    if (!fits) {
+      page = HeldPartError();
     } else {
-      table_.slots().Free(slot);
+      page = state_.slabs[slot.region].partition == state_.table.PartitionOf(meta.keyspace)
+                 ? state_.table.Insert(meta, slot, below, owed, now)
+                 : absl::ResourceExhaustedError("the keyspace became another tenant's meanwhile");
     }
-    changes = table_.TakeChanges();
+    if (page.ok()) {
+      state_.table.Ref(*page);
+      state_.table.CountPut(meta);
+    } else {
+      state_.slabs.Free(slot);
+    }
+    changes = state_.table.TakeChanges();
   }
-  Announce(changes);
+  state_.Announce(changes);
   return page;
+}
+
+void HostTier::EndWrite(PageHandle page) {
+  MutexLock lock(&state_.mutex);
+  state_.table.Unref(page);
+}
+
+std::vector<TileRange> HostTier::Present(const KeyspaceId& keyspace, const PageKey& key,
+                                         uint64_t generation) const {
+  std::vector<TileRange> ranges;
+  MutexLock lock(&state_.mutex);
+  const PageHandle handle = state_.table.Find(keyspace, key);
+  if (handle == kNoPage || state_.table[handle].generation < generation) return ranges;
+  for (const Fragment& fragment : state_.table[handle].fragments) ranges.push_back(fragment.range);
+  return ranges;
+}
+
+std::vector<TileRange> HostTier::Owe(const KeyspaceId& keyspace, const PageKey& key,
+                                     uint64_t generation, const TileRange& range,
+                                     std::span<const TileRange> below) {
+  std::vector<TileRange> ranges;
+  MutexLock lock(&state_.mutex);
+  const PageHandle handle = state_.table.Find(keyspace, key);
+  if (handle == kNoPage || state_.table[handle].generation < generation) return ranges;
+  for (Fragment& fragment : state_.table[handle].fragments) {
+    ranges.push_back(fragment.range);
+    if (!Overlaps(fragment.range, range) || Covers(below, fragment.range)) continue;
+    fragment.owed = fragment.owed_again = true;
+    // The tier below has lost it and has not said so yet.
+    if (fragment.below == Below::kStored) fragment.below = Below::kAbsent;
+  }
+  return ranges;
+}
+
+std::optional<HostTier::PageSummary> HostTier::Summary(const KeyspaceId& keyspace,
+                                                       const PageKey& key) const {
+  MutexLock lock(&state_.mutex);
+  const PageHandle handle = state_.table.Find(keyspace, key);
+  if (handle == kNoPage) return std::nullopt;
+  const Page& page = state_.table[handle];
+  PageSummary summary = {.parent = page.parent};
+  for (const Fragment& fragment : page.fragments) summary.bytes += fragment.bytes;
+  return summary;
+}
+
+uint64_t HostTier::KeyspaceBytes(const KeyspaceId& keyspace) const {
+  MutexLock lock(&state_.mutex);
+  return state_.table.BytesOf(keyspace);
+}
+
+std::vector<PageHandle> HostTier::RefPrefix(const AcquireRequest& request, size_t first,
+                                            size_t last, MissReason* miss) {
+  std::vector<PageHandle> pages;
+  pages.reserve(last - first);
+  *miss = MissReason::kNone;
+  PageHandle stale = kNoPage;
+  std::vector<PageTable::Change> changes;
+  for (size_t next = first; next < last && *miss == MissReason::kNone;) {
+    const size_t count = std::min(last - next, kPagesPerHold);
+    MutexLock lock(&state_.mutex);
+    PageTable& table = state_.table;
+    const auto keys = std::span(request.keys).subspan(next, count);
+    table.FindEach(request.keyspace, keys, [&](size_t, PageHandle handle) {
+      state_.mutex.AssertHeld();
+      if (handle == kNoPage) {
+        *miss = MissReason::kAbsent;
+        return false;
+      }
+      const Page& page = table[handle];
+      if (page.generation < request.generation) {
+        *miss = MissReason::kGeneration;
+        stale = handle;
+        return false;
+      }
+      if (!page.Covers(request.range)) {
+        *miss = MissReason::kNotCovered;
+        return false;
+      }
+      if (!table.Hold(handle, request.within_part)) {
+        *miss = MissReason::kBusy;
+        return false;
+      }
+      pages.push_back(handle);
+      return true;
+    });
+    if (*miss == MissReason::kBusy && table.ExpirePins(state_.clock.Now(), kExpiredPerHold) > 0) {
+      *miss = MissReason::kNone;
+      next = first + pages.size();
+      continue;
+    }
+    next += count;
+    if (stale == kNoPage) continue;
+    table.Remove(stale, RemovalReason::kDeleted, state_.clock.Now());
+    changes = table.TakeChanges();
+  }
+  state_.Announce(changes);
+  return pages;
+}
+
+void HostTier::Unref(std::span<const PageHandle> pages) {
+  InPieces(pages, kPagesPerHold, [&](std::span<const PageHandle> piece) {
+    MutexLock lock(&state_.mutex);
+    PageTable& table = state_.table;
+    for (const PageHandle page : piece) table.Unhold(page);
+  });
+}
+
+size_t HostTier::CountPrefix(const AcquireRequest& request, size_t first, size_t last) const {
+  size_t count = 0;
+  bool complete = true;
+  for (size_t next = first; next < last && complete; next += kPagesPerHold) {
+    MutexLock lock(&state_.mutex);
+    const auto keys = std::span(request.keys).subspan(next, std::min(last - next, kPagesPerHold));
+    state_.table.FindEach(request.keyspace, keys, [&](size_t, PageHandle handle) {
+      state_.mutex.AssertHeld();
+      complete = handle != kNoPage && state_.table[handle].generation >= request.generation &&
+                 state_.table[handle].Covers(request.range);
+      if (complete) ++count;
+      return complete;
+    });
+  }
+  return count;
+}
+
+void HostTier::NameFragments(const AcquireRequest& request, std::span<const Tier> found_in,
+                             TimePoint now, std::vector<PageHandle>* pages,
+                             std::vector<FragmentRef>* fragments) {
+  fragments->reserve(std::min(pages->size(), request.fragments_max));
+  HostState& state = state_;
+  size_t named = 0;
+  for (bool full = false; !full && named < pages->size();) {
+    const size_t begin = named;
+    const size_t end = std::min(pages->size(), begin + kPagesPerHold);
+    const size_t fragments_before = fragments->size();
+    MutexLock lock(&state.mutex);
+    while (named < end && fragments->size() < fragments_before + kFragmentsPerHold) {
+      full = !AddRead(state, (*pages)[named], named, found_in[named], request, fragments);
+      if (full) break;
+      ++named;
+    }
+    state.table.NoteRead(std::span(*pages).subspan(begin, named - begin), now);
+  }
+  Unref(std::span(*pages).subspan(named));
+  pages->resize(named);
+}
+
+std::vector<FragmentRef> HostTier::FragmentsOf(std::span<const PageHandle> pages,
+                                               const TileRange& range) const {
+  std::vector<FragmentRef> fragments;
+  const HostState& state = state_;
+  for (size_t next = 0; next < pages.size();) {
+    const size_t end = std::min(pages.size(), next + kPagesPerHold);
+    const size_t fragments_before = fragments.size();
+    MutexLock lock(&state.mutex);
+    while (next < end && fragments.size() < fragments_before + kFragmentsPerHold) {
+      AddRefs(state, state.table[pages[next]], next, range, &fragments);
+      ++next;
+    }
+  }
+  return fragments;
+}
+
+void HostTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+  for (size_t end = keys.size(); end > 0;) {
+    const size_t count = std::min(end, kTouchesPerHold);
+    MutexLock lock(&state_.mutex);
+    if (end == keys.size()) {
+      const uint32_t partition = state_.table.PartitionOf(keyspace);
+      state_.slabs.NoteUse(partition, state_.clock.Now());
+      state_.table.BeginAccess(partition);
+    }
+    const std::span<const PageKey> piece = keys.subspan(end - count, count);
+    const PageTable::View pages = state_.table.ViewOf(keyspace);
+    for (size_t i = piece.size(); i-- > 0;) {
+      if (i >= kPrefetchAhead) pages.Prefetch(piece[i - kPrefetchAhead]);
+      const PageHandle page = pages.Find(piece[i]);
+      if (page != kNoPage) state_.table.Hit(page);
+    }
+    end -= count;
+  }
+}
+
+std::span<const std::byte> HostTier::Bytes(const FragmentRef& fragment) const {
+  constexpr size_t kHeaderSizeOffset = 8;  // docs/formats/fragment.md
+  const std::byte* begin = state_.Data(state_.RegionOf(fragment.slab)) + fragment.offset;
+  const auto header_bytes = LoadLittle<uint32_t>(begin + fragment.tiles_bytes + kHeaderSizeOffset);
+  return {begin, size_t{fragment.tiles_bytes} + header_bytes};
+}
+
+absl::StatusOr<bool> HostTier::Pin(const KeyspaceId& keyspace, const PageKey& key,
+                                   uint64_t below_bytes, TimePoint until) {
+  const TimePoint now = state_.clock.Now();
+  for (size_t expire = kExpiredPerPin;; expire = kExpiredPerHold) {
+    MutexLock lock(&state_.mutex);
+    const size_t expired = state_.table.ExpirePins(now, expire);
+    if (state_.table.Pin(keyspace, key, below_bytes, until)) {
+      return state_.table.Find(keyspace, key) != kNoPage;
+    }
+    if (expired < expire) return HeldPartError();
+  }
+}
+
+void HostTier::EndPinBelow(const KeyspaceId& keyspace, const PageKey& key) {
+  MutexLock lock(&state_.mutex);
+  state_.table.ForgetBelow(keyspace, key);
+}
+
+bool HostTier::Unpin(const KeyspaceId& keyspace, const PageKey& key) {
+  MutexLock lock(&state_.mutex);
+  state_.table.Unpin(keyspace, key);
+  return state_.table.Find(keyspace, key) != kNoPage;
+}
+
+std::vector<PageKey> HostTier::Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+  std::vector<PageKey> removed;
+  InPieces(keys, kRemovalsPerHold, [&](std::span<const PageKey> piece) {
+    std::vector<PageTable::Change> changes;
+    {
+      MutexLock lock(&state_.mutex);
+      for (const PageKey& key : piece) {
+        const PageHandle handle = state_.table.Find(keyspace, key);
+        if (handle == kNoPage) continue;
+        state_.table.Remove(handle, RemovalReason::kDeleted, state_.clock.Now());
+        removed.push_back(key);
+      }
+      changes = state_.table.TakeChanges();
+    }
+    state_.Announce(changes);
+  });
+  return removed;
+}
+
+// With the generation raised, no page below it is a hit or comes back, so the rest may take a
+// while.
+std::vector<PageKey> HostTier::Drop(const KeyspaceId& keyspace, uint64_t generation) {
+  std::vector<PageKey> removed;
+  PageHandle next = 0;
+  {
+    MutexLock lock(&state_.mutex);
+    state_.table.RaiseGeneration(keyspace, generation);
+  }
+  while (next != kNoPage) {
+    std::vector<PageTable::Change> changes;
+    {
+      MutexLock lock(&state_.mutex);
+      std::vector<PageHandle> older;
+      next =
+          state_.table.Scan(keyspace, next, kScanPerHold, [&](PageHandle handle, const Page& page) {
+            if (page.generation < generation) older.push_back(handle);
+          });
+      for (const PageHandle handle : older) {
+        removed.push_back(state_.table[handle].key);
+        state_.table.Remove(handle, RemovalReason::kDeleted, state_.clock.Now());
+      }
+      changes = state_.table.TakeChanges();
+    }
+    state_.Announce(changes);
+  }
+  return removed;
+}
+
+void HostTier::ForEachPage(const KeyspaceId& keyspace,
+                           const std::function<void(const PageKey&)>& visit) const {
+  for (PageHandle next = 0; next != kNoPage;) {
+    std::vector<PageKey> keys;
+    {
+      MutexLock lock(&state_.mutex);
+      next = state_.table.Scan(keyspace, next, kScanPerHold,
+                               [&](PageHandle, const Page& page) { keys.push_back(page.key); });
+    }
+    for (const PageKey& key : keys) visit(key);
+  }
 }
 
 std::vector<Departure> HostTier::RefAbsentBelow(size_t pages_max, bool only_hit, PageWalk* walk) {
   std::vector<Departure> departures;
   size_t pages = 0;
-  MutexLock lock(&mutex_);
-  const PageHandle end = std::min(table_.handles_end(), walk->next + kWalkPages);
+  MutexLock lock(&state_.mutex);
+  const PageHandle end = std::min(state_.table.handles_end(), walk->next + kWalkPages);
   for (; walk->next < end && pages < pages_max; ++walk->next) {
-    const Page& page = table_[walk->next];
+    const Page& page = state_.table[walk->next];
     if (!page.resident || page.added > walk->begun || (only_hit && !page.was_hit)) continue;
     const size_t before = departures.size();
-    Depart(walk->next, &departures);
+    state_.Depart(walk->next, &departures);
     if (departures.size() > before) ++pages;
   }
-  walk->over = walk->next == table_.handles_end();
+  walk->over = walk->next == state_.table.handles_end();
   return departures;
 }
 
 void HostTier::CountNotBelow(bool only_hit, PageWalk* walk, NotBelowCounts* counts) const {
   KeyspaceId counted_keyspace;
   NotBelow counted;  // of that keyspace
-  MutexLock lock(&mutex_);
+  MutexLock lock(&state_.mutex);
   const auto add_counted = [&] {
-    mutex_.AssertHeld();
+    state_.mutex.AssertHeld();
     counts->all += counted;
-    const std::string* const owner = losses_.OwnerOf(counted_keyspace);
-    if (owner != nullptr) counts->tenants[*owner] += counted;
+    const std::optional<std::string> owner = state_.losses.OwnerOf(counted_keyspace);
+    if (owner) counts->tenants[*owner] += counted;
     counted = NotBelow();
   };
-  const PageHandle end = std::min(table_.handles_end(), walk->next + kWalkPages);
+  const PageHandle end = std::min(state_.table.handles_end(), walk->next + kWalkPages);
   for (; walk->next < end; ++walk->next) {
-    const Page& page = table_[walk->next];
+    const Page& page = state_.table[walk->next];
     if (!page.resident || page.added > walk->begun) continue;
     bool absent = false;
     bool queued = false;
     bool refused = false;
     for (const Fragment& fragment : page.fragments) {
-      absent |= IsAbsent(fragment);
+      absent |= fragment.below == Below::kAbsent;
       queued |= fragment.below == Below::kQueued;
       refused |= fragment.below == Below::kRefused;
     }
@@ -266,92 +420,67 @@ void HostTier::CountNotBelow(bool only_hit, PageWalk* walk, NotBelowCounts* coun
                 : counted.queued);
   }
   add_counted();
-  walk->over = walk->next == table_.handles_end();
+  walk->over = walk->next == state_.table.handles_end();
 }
 
 std::vector<Departure> HostTier::RefAbsentBelow(const KeyspaceId& keyspace,
                                                 std::span<const PageKey> keys) {
   std::vector<Departure> departures;
   InPieces(keys, kRemovalsPerHold, [&](std::span<const PageKey> piece) {
-    MutexLock lock(&mutex_);
+    MutexLock lock(&state_.mutex);
     for (const PageKey& key : piece) {
-      const PageHandle handle = table_.Find(keyspace, key);
-      if (handle != kNoPage) Depart(handle, &departures);
+      const PageHandle handle = state_.table.Find(keyspace, key);
+      if (handle == kNoPage) continue;
+      for (Fragment& fragment : state_.table[handle].fragments) {
+        fragment.owed |= fragment.below != Below::kStored;
+      }
+      state_.Depart(handle, &departures);
     }
   });
-  for (Departure& departure : departures) departure.otherwise = Below::kAbsent;
   return departures;
 }
 
 std::span<const std::byte> HostTier::View(const Departure& departure) const {
-  MutexLock lock(&mutex_);
-  const Page& page = table_[departure.page];
+  MutexLock lock(&state_.mutex);
+  const Page& page = state_.table[departure.page];
   if (!page.resident) return {};
   for (const Fragment& fragment : page.fragments) {
-    if (fragment.range == departure.meta.range) return Memory(fragment.slot);
+    if (fragment.range == departure.meta.range) return state_.Memory(fragment.slot);
   }
   return {};
 }
 
 bool HostTier::Return(const Departure& departure, Below below) {
-  MutexLock lock(&mutex_);
-  Page& page = table_[departure.page];
+  MutexLock lock(&state_.mutex);
+  Page& page = state_.table[departure.page];
   for (Fragment& fragment : page.fragments) {
-    if (fragment.range == departure.meta.range) fragment.below = below;
+    if (fragment.range != departure.meta.range) continue;
+    fragment.below = below;
+    if (below == Below::kStored) fragment.owed = fragment.owed_again;
   }
   const bool all_below =
       page.resident && below == Below::kStored &&
       std::all_of(page.fragments.begin(), page.fragments.end(),
                   [](const Fragment& fragment) { return fragment.below == Below::kStored; });
-  table_.Unref(departure.page);
+  state_.table.Unref(departure.page);
   return all_below;
 }
 
 void HostTier::ForgetBelow(const KeyspaceId& keyspace, const PageKey& key) {
-  MutexLock lock(&mutex_);
-  const PageHandle handle = table_.Find(keyspace, key);
+  MutexLock lock(&state_.mutex);
+  state_.table.ForgetBelow(keyspace, key);
+  const PageHandle handle = state_.table.Find(keyspace, key);
   if (handle == kNoPage) return;
-  for (Fragment& fragment : table_[handle].fragments) {
-    if (fragment.below == Below::kStored) fragment.below = Below::kUnowed;
+  for (Fragment& fragment : state_.table[handle].fragments) {
+    if (fragment.below == Below::kStored) fragment.below = Below::kAbsent;
   }
 }
 
-void HostTier::Announce(const std::vector<PageTable::Change>& changes) const {
-  for (const PageTable::Change& change : changes) {
-    (change.added ? events_.added : events_.removed)(change.keyspace, change.key);
-  }
-}
-
-TierStats HostTier::Stats() const {
-  MutexLock lock(&mutex_);
-  TierStats stats = table_.Stats();
-  for (const SlabState& slab : slabs_) {
-    const bool in_table =
-        slab.phase == SlabState::Phase::kOwned || slab.phase == SlabState::Phase::kClosing;
-    if (!in_table) stats.capacity_bytes += slab.bytes;
-  }
-  return stats;
-}
-
-void HostTier::AddLeaseStats(StoreStats& stats) const {
-  const TimePoint now = clock_.Now();
-  MutexLock lock(&mutex_);
-  stats.leases = leases_.size();
-  stats.leased_slots = leased_fragments_;
-  stats.slab_moves = slab_moves_;
-  stats.slabs_kept = inherited_.leaving().size();
-  stats.slabs_revoked = revoked_;
-  stats.slab_renewals_failed = renewals_failed_;
-  stats.slab_pinned_checks = pinned_checks_;
-  for (const SlabState& slab : slabs_) {
-    ++(slab.phase == SlabState::Phase::kOwned     ? stats.slabs_owned
-       : slab.phase == SlabState::Phase::kClosing ? stats.slabs_closing
-                                                  : stats.slabs_gone);
-  }
-  if (leases_.empty()) return;
-  // Leases are numbered in the order in which they were given.
-  const Duration age = now - leases_.begin()->second.since;
-  stats.oldest_lease_seconds = std::max(0.0, std::chrono::duration<double>(age).count());
+void HostTier::AddStats(StoreStats& stats) const {
+  MutexLock lock(&state_.mutex);
+  stats.host = state_.table.Stats();
+  stats.held_bytes = state_.table.held_bytes();
+  state_.slabs.AddStats(stats);
 }
 
 }  // namespace crumb::storage

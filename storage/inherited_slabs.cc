@@ -42,7 +42,7 @@ absl::Status CheckSlab(int fd, uint64_t bytes, bool* shrinks) {
 }  // namespace
 
 absl::Status InheritedSlabs::Adopt(std::vector<UniqueFd> slabs, uint64_t slab_bytes,
-                                   uint32_t first_region, std::span<const uint32_t> shares) {
+                                   uint32_t first_region, std::span<const uint32_t> partitions) {
   first_region_ = first_region;
   slab_bytes_ = slab_bytes;
   CRUMB_ASSIGN_OR_RETURN(nothing_, CreateMemfd("crumb-slab-given-up", slab_bytes));
@@ -53,7 +53,7 @@ absl::Status InheritedSlabs::Adopt(std::vector<UniqueFd> slabs, uint64_t slab_by
     CRUMB_ASSIGN_OR_RETURN(slab.mapping,
                            Mapping::Of(fd.get(), slab_bytes, Mapping::Access::kReadOnly));
     slab.fd = std::move(fd);
-    slab.share = shares[slabs_.size()];
+    slab.partition = partitions[slabs_.size()];
     slabs_.push_back(std::move(slab));
     held_bytes_ += slab_bytes;
   }
@@ -128,7 +128,7 @@ absl::Status InheritedSlabs::GiveUp(uint32_t region) {
   }
   if (slab.shrinks) {
     UniqueFd file(::fcntl(slab.fd.get(), F_DUPFD_CLOEXEC, 0));
-    if (file.valid()) leaving_.push_back({.file = std::move(file), .share = slab.share});
+    if (file.valid()) leaving_.push_back({.file = std::move(file), .partition = slab.partition});
   }
   for (const UniqueFd* fd : {&slab.fd, &slab.reader}) {
     if (::dup3(nothing_.get(), fd->get(), O_CLOEXEC) < 0) {
@@ -140,11 +140,11 @@ absl::Status InheritedSlabs::GiveUp(uint32_t region) {
   return absl::OkStatus();
 }
 
-bool InheritedSlabs::AddLeaving(UniqueFd file, uint64_t slab_bytes, uint32_t share) {
+bool InheritedSlabs::AddLeaving(UniqueFd file, uint64_t slab_bytes, uint32_t partition) {
   bool shrinks = false;
   if (!CheckSlab(file.get(), slab_bytes, &shrinks).ok() || !shrinks) return false;
   slab_bytes_ = slab_bytes;
-  leaving_.push_back({.file = std::move(file), .share = share});
+  leaving_.push_back({.file = std::move(file), .partition = partition});
   return true;
 }
 

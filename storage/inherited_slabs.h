@@ -12,7 +12,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/clock.h"
 #include "common/mapping.h"
 #include "common/unique_fd.h"
 #include "storage/slab_memory.h"
@@ -30,17 +29,17 @@ class InheritedSlabs {
  public:
   // Slabs of `slab_bytes` each, as regions from `first_region` on. kDataLoss: one is of another
   // size, not sealed against writing, or could be shrunk by another user.
-  // `shares[i]` of the table is whose pages alone the i-th holds; kMixed: of several.
+  // `partitions[i]` of the table is whose pages alone the i-th holds; kMixed: of several.
   static constexpr uint32_t kMixed = UINT32_MAX;
   absl::Status Adopt(std::vector<UniqueFd> slabs, uint64_t slab_bytes, uint32_t first_region,
-                     std::span<const uint32_t> shares);
+                     std::span<const uint32_t> partitions);
 
   bool Holds(uint32_t region) const {
     return region >= first_region_ && region - first_region_ < slabs_.size();
   }
   uint32_t first_region() const { return first_region_; }
   std::byte* data(uint32_t region) const { return slabs_[region - first_region_].mapping.data(); }
-  uint32_t share(uint32_t region) const { return slabs_[region - first_region_].share; }
+  uint32_t partition(uint32_t region) const { return slabs_[region - first_region_].partition; }
   // False for a slab that was given up, too.
   bool Shrinks(uint32_t region) const {
     const Inherited& slab = slabs_[region - first_region_];
@@ -70,12 +69,12 @@ class InheritedSlabs {
   // may still have.
   struct Leaving {
     UniqueFd file;
-    uint32_t share = kMixed;
-    TimePoint retry = TimePoint::min();  // when GiveBackUnread may be called with it again
+    uint32_t partition = kMixed;
+    bool pinned = false;  // pages of it were, when GiveBackUnread was called last
   };
   // Adds a file of `slab_bytes` that the process before gave up. Its memory stays uncounted if this
   // process cannot give it back (another size, other seals or another owner): false.
-  bool AddLeaving(UniqueFd file, uint64_t slab_bytes, uint32_t share);
+  bool AddLeaving(UniqueFd file, uint64_t slab_bytes, uint32_t partition);
   // The caller passes them to GiveBackUnread, and those whose memory is not free to PutLeaving.
   std::vector<Leaving> TakeLeaving() { return std::exchange(leaving_, {}); }
   void PutLeaving(std::vector<Leaving> slabs) { leaving_ = std::move(slabs); }
@@ -97,7 +96,7 @@ class InheritedSlabs {
     std::map<uint64_t, Claimed> claimed;  // by offset
     uint64_t used_bytes = 0;
     bool held = true;
-    uint32_t share = kMixed;
+    uint32_t partition = kMixed;
   };
 
   uint32_t first_region_ = 0;

@@ -7,6 +7,7 @@
 namespace crumb::storage {
 
 void LossLedger::SetOwner(const KeyspaceId& keyspace, const std::string& tenant) {
+  MutexLock lock(&mutex_);
   owners_[keyspace] = tenant;
   const auto before = state_.no_owner.find(keyspace);
   if (before == state_.no_owner.end()) return;
@@ -14,12 +15,15 @@ void LossLedger::SetOwner(const KeyspaceId& keyspace, const std::string& tenant)
   state_.no_owner.erase(before);
 }
 
-const std::string* LossLedger::OwnerOf(const KeyspaceId& keyspace) const {
+std::optional<std::string> LossLedger::OwnerOf(const KeyspaceId& keyspace) const {
+  MutexLock lock(&mutex_);
   const auto found = owners_.find(keyspace);
-  return found == owners_.end() ? nullptr : &found->second;
+  if (found == owners_.end()) return std::nullopt;
+  return found->second;
 }
 
 std::vector<KeyspaceId> LossLedger::KeyspacesOf(const std::string& tenant) const {
+  MutexLock lock(&mutex_);
   std::vector<KeyspaceId> keyspaces;
   for (const auto& [keyspace, owner] : owners_) {
     if (owner == tenant) keyspaces.push_back(keyspace);
@@ -28,12 +32,10 @@ std::vector<KeyspaceId> LossLedger::KeyspacesOf(const std::string& tenant) const
 }
 
 void LossLedger::Add(const KeyspaceId& keyspace) {
+  MutexLock lock(&mutex_);
   ++state_.all.pages;
-  if (const std::string* const owner = OwnerOf(keyspace)) {
-    ++state_.tenants[*owner].pages;
-  } else {
-    ++state_.no_owner[keyspace];
-  }
+  const auto owner = owners_.find(keyspace);
+  ++(owner == owners_.end() ? state_.no_owner[keyspace] : state_.tenants[owner->second].pages);
 }
 
 LossLedger::Losses LossLedger::LossesOf(const FlushScope& scope) const {
@@ -43,13 +45,15 @@ LossLedger::Losses LossLedger::LossesOf(const FlushScope& scope) const {
 }
 
 uint64_t LossLedger::Mark(const FlushScope& scope) const {
+  MutexLock lock(&mutex_);
   return state_.mark_base + LossesOf(scope).pages;
 }
 
 LossLedger::Report LossLedger::ReportSince(const FlushScope& scope, std::optional<uint64_t> since) {
+  MutexLock lock(&mutex_);
   const Losses losses = LossesOf(scope);
   Report report;
-  report.mark = Mark(scope);
+  report.mark = state_.mark_base + losses.pages;
   if (!since.has_value()) {
     report.pages = losses.pages - losses.reported;
     if (report.pages > 0) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "common/mutex.h"
 #include "common/page_key.h"
 
 namespace crumb::storage {
@@ -29,7 +30,7 @@ using FlushScope = std::optional<std::string>;
 //
 // A caller without a mark hears of the losses since the last report to such a caller of its scope.
 //
-// Not thread-safe.
+// Thread-safe. Its lock is taken inside HostState::mutex, and nothing is called under it.
 class LossLedger {
  public:
   struct Losses {
@@ -57,32 +58,46 @@ class LossLedger {
   // A mark of callers that have committed nothing.
   static constexpr uint64_t kNothingCommitted = UINT64_MAX;
 
-  explicit LossLedger(uint64_t mark_base) { state_.mark_base = mark_base; }
+  explicit LossLedger(uint64_t mark_base)
+      : state_({.mark_base = mark_base, .all = {}, .tenants = {}, .no_owner = {}}) {}
 
-  const State& state() const { return state_; }
-  void Restore(State state) { state_ = std::move(state); }
+  State state() const {
+    MutexLock lock(&mutex_);
+    return state_;
+  }
+  void Restore(State state) {
+    MutexLock lock(&mutex_);
+    state_ = std::move(state);
+  }
 
   // The keyspace's losses, past ones too, are the tenant's.
   void SetOwner(const KeyspaceId& keyspace, const std::string& tenant);
   // The keyspace has no pages any more. Its losses stay its tenant's.
-  void ForgetOwner(const KeyspaceId& keyspace) { owners_.erase(keyspace); }
-  // Null: not known.
-  const std::string* OwnerOf(const KeyspaceId& keyspace) const;
+  void ForgetOwner(const KeyspaceId& keyspace) {
+    MutexLock lock(&mutex_);
+    owners_.erase(keyspace);
+  }
+  // None: not known.
+  std::optional<std::string> OwnerOf(const KeyspaceId& keyspace) const;
   std::vector<KeyspaceId> KeyspacesOf(const std::string& tenant) const;
 
   // A page of the keyspace is lost.
   void Add(const KeyspaceId& keyspace);
 
-  uint64_t total() const { return state_.all.pages; }
+  uint64_t total() const {
+    MutexLock lock(&mutex_);
+    return state_.all.pages;
+  }
   uint64_t Mark(const FlushScope& scope) const;
   // The losses of the scope since `since`, or, without a mark, since its last report without one.
   Report ReportSince(const FlushScope& scope, std::optional<uint64_t> since);
 
  private:
-  Losses LossesOf(const FlushScope& scope) const;
+  Losses LossesOf(const FlushScope& scope) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  State state_;
-  absl::flat_hash_map<KeyspaceId, std::string> owners_;
+  mutable Mutex mutex_;
+  State state_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<KeyspaceId, std::string> owners_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace crumb::storage

@@ -26,12 +26,8 @@ void Observe(HistogramSnapshot& histogram, double value, uint64_t times) {
 
 double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
-// Whether the tier below lacks the fragment, though its writer was told that it will have it. A
-// queued fragment is not written once its page was removed.
-bool IsOwed(const Fragment& fragment) {
-  return fragment.below == Below::kAbsent || fragment.below == Below::kQueued ||
-         fragment.below == Below::kRefused;
-}
+// Whether the tier below lacks the fragment, though a writer was told that it will have it.
+bool IsLost(const Fragment& fragment) { return fragment.owed && fragment.below != Below::kStored; }
 
 uint64_t FingerprintOf(const PageKey& key) {
   uint64_t fingerprint;
@@ -67,21 +63,21 @@ PageTable::PageTable(std::unique_ptr<EvictionPolicy> policy,
       losses_(losses),
       lifetime_seconds_(LifetimeBounds()),
       reuse_seconds_(SnapshotOf(lifetime_seconds_)) {
-  AddShare(std::move(policy));
+  AddPartition(std::move(policy));
 }
 
-uint32_t PageTable::AddShare(std::unique_ptr<EvictionPolicy> policy) {
-  shares_.push_back({std::move(policy), {}});
-  return shares() - 1;
+uint32_t PageTable::AddPartition(std::unique_ptr<EvictionPolicy> policy) {
+  partitions_.push_back({std::move(policy), {}});
+  return partitions() - 1;
 }
 
-void PageTable::SetShare(const KeyspaceId& keyspace, uint32_t share) {
-  MakeSpace(keyspace).share = share;
+void PageTable::SetPartition(const KeyspaceId& keyspace, uint32_t partition) {
+  MakeSpace(keyspace).partition = partition;
 }
 
-uint32_t PageTable::ShareOf(const KeyspaceId& keyspace) const {
+uint32_t PageTable::PartitionOf(const KeyspaceId& keyspace) const {
   const Space* space = SpaceOf(keyspace);
-  return space == nullptr ? 0 : space->share;
+  return space == nullptr ? 0 : space->partition;
 }
 
 PageTable::Space& PageTable::MakeSpace(const KeyspaceId& keyspace) {
@@ -96,7 +92,7 @@ PageTable::PageTable(std::unique_ptr<EvictionPolicy> policy, SlotSpace& space)
       losses_(nullptr),
       lifetime_seconds_(LifetimeBounds()),
       reuse_seconds_(SnapshotOf(lifetime_seconds_)) {
-  AddShare(std::move(policy));
+  AddPartition(std::move(policy));
 }
 
 PageTable::Space* PageTable::SpaceOf(const KeyspaceId& keyspace) const {
@@ -151,7 +147,7 @@ absl::Status PageTable::CanInsert(const FragmentMeta& meta) const {
 }
 
 absl::StatusOr<PageHandle> PageTable::Insert(const FragmentMeta& meta, const Slot& slot,
-                                             Below below, TimePoint now) {
+                                             Below below, bool owed, TimePoint now) {
   CRUMB_RETURN_IF_ERROR(CanInsert(meta));
   Space* const space = &MakeSpace(meta.keyspace);
   PageHandle handle = Find(meta.keyspace, meta.key);
@@ -165,8 +161,10 @@ absl::StatusOr<PageHandle> PageTable::Insert(const FragmentMeta& meta, const Slo
                                       .bytes = meta.bytes,
                                       .logical_tile_bytes = meta.logical_tile_bytes,
                                       .below = below,
+                                      .owed = owed,
                                       .slot = slot});
   SetSlotOwner(slot, handle);
+  NoteInserted(pages_[handle], meta, slot, below);
   space->bytes += meta.bytes;
   stats_.resident_logical_bytes += meta.logical_bytes();
   stats_.waste_bytes += slot.bytes - meta.bytes;
@@ -184,16 +182,19 @@ PageHandle PageTable::AddPage(Space& space, const FragmentMeta& meta, TimePoint 
   const ForestHandle place = TakePlace(space, meta.key);
   const ForestHandle parent = ParentPlace(space, meta, place);
   const PageHandle parent_page = parent == kNoForestNode ? kNoPage : places_[parent].page;
-  Share& share = shares_[space.share];
-  const ItemHandle item =
-      share.policy->Insert({.fingerprint = FingerprintOf(meta.key),
-                            .parent = parent_page == kNoPage ? kNoItem : pages_[parent_page].item,
-                            .has_children = places_[place].first_child != kNoForestNode});
-  share.page_of_item.GrowTo(item + size_t{1});
-  share.page_of_item[item] = handle;
+  TenantPartition& partition = partitions_[space.partition];
+  const ItemHandle item = partition.policy->Insert(
+      {.fingerprint = FingerprintOf(meta.key),
+       .parent = parent_page == kNoPage ? kNoItem : pages_[parent_page].item,
+       .has_children = places_[place].first_child != kNoForestNode});
+  partition.page_of_item.GrowTo(item + size_t{1});
+  partition.page_of_item[item] = handle;
   Page& page = pages_[handle];
-  page.share = space.share;
-  page.references = 0;
+  page.partition = space.partition;
+  page.space = &space;
+  page.references = page.holds = 0;
+  page.slots_bytes = 0;
+  page.pinned = false;
   page.was_hit = page.recency_dirty = false;
   page.access = 0;
   page.pinned_until = TimePoint();
@@ -226,6 +227,13 @@ void PageTable::MoveFragment(PageHandle handle, const TileRange& range, const Sl
     if (fragment.range != range) continue;
     stats_.waste_bytes += slot.bytes;
     stats_.waste_bytes -= fragment.slot.bytes;
+    Page& page = pages_[handle];
+    page.slots_bytes += slot.bytes;
+    page.slots_bytes -= fragment.slot.bytes;
+    if (IsHeld(page)) {
+      held_.Add(page.space->held, slot.bytes);
+      held_.Give(page.space->held, fragment.slot.bytes);
+    }
     FreeSlot(std::exchange(fragment.slot, slot));
     SetSlotOwner(slot, handle);
   }
@@ -238,11 +246,11 @@ bool PageTable::HasOwnSlot(const Page& page) const {
 
 void PageTable::Remove(PageHandle handle, RemovalReason reason, TimePoint now) {
   Page& page = pages_[handle];
-  Space& space = *SpaceOf(page.keyspace);
+  Space& space = *page.space;
   CountRemoval(page, reason, now);
-  for (const Fragment& fragment : page.fragments) space.bytes -= fragment.bytes;
+  LeavePin(page);
   space.pages.Erase(page.key);
-  shares_[page.share].policy->Remove(
+  partitions_[page.partition].policy->Remove(
       page.item, reason == RemovalReason::kCapacity ? Removal::kEvicted : Removal::kDeleted);
   LeavePlace(space, page);
   page.item = kNoItem;
@@ -262,7 +270,7 @@ void PageTable::CountRemoval(const Page& page, RemovalReason reason, TimePoint n
   const bool orphan = page.parent != PageKey{} && Find(page.keyspace, page.parent) == kNoPage;
   switch (reason) {
     case RemovalReason::kCapacity:
-      if (losses_ != nullptr && std::any_of(page.fragments.begin(), page.fragments.end(), IsOwed)) {
+      if (losses_ != nullptr && std::any_of(page.fragments.begin(), page.fragments.end(), IsLost)) {
         losses_->Add(page.keyspace);
       }
       ++(orphan ? stats_.evicted.ancestor : stats_.evicted.capacity);
@@ -280,6 +288,7 @@ void PageTable::FreeSlots(PageHandle handle) {
   Page& page = pages_[handle];
   for (const Fragment& fragment : page.fragments) {
     stats_.waste_bytes -= fragment.slot.bytes - fragment.bytes;
+    page.space->bytes -= fragment.bytes;
     FreeSlot(fragment.slot);
   }
   page.fragments.clear();
@@ -294,7 +303,7 @@ void PageTable::Unref(PageHandle handle) {
 
 void PageTable::Hit(PageHandle handle) {
   const Page& page = pages_[handle];
-  if (page.resident) shares_[page.share].policy->Hit(page.item);
+  if (page.resident) partitions_[page.partition].policy->Hit(page.item);
 }
 
 // Pages of a prefix were mostly read together before, too.
@@ -318,19 +327,20 @@ void PageTable::NoteRead(std::span<const PageHandle> pages, TimePoint now) {
 
 std::optional<PageHandle> PageTable::Victim(TimePoint now,
                                             absl::FunctionRef<bool(const Page&)> may_go,
-                                            uint32_t share, size_t& steps) {
-  const ChunkedVector<PageHandle>& page_of_item = shares_[share].page_of_item;
+                                            uint32_t partition, size_t& steps) {
+  const ChunkedVector<PageHandle>& page_of_item = partitions_[partition].page_of_item;
   const auto is_pinned = [&](ItemHandle item) {
     const Page& page = pages_[page_of_item[item]];
     return page.references > 0 || page.pinned_until > now || !may_go(page);
   };
-  const std::optional<ItemHandle> item = shares_[share].policy->FindVictim(is_pinned, steps);
+  const std::optional<ItemHandle> item =
+      partitions_[partition].policy->FindVictim(is_pinned, steps);
   if (!item) return std::nullopt;
   return page_of_item[*item];
 }
 
-std::vector<PageHandle> PageTable::PagesBelow(const KeyspaceId& keyspace, uint64_t generation,
-                                              size_t limit) const {
+std::vector<PageHandle> PageTable::PagesOlderThan(const KeyspaceId& keyspace, uint64_t generation,
+                                                  size_t limit) const {
   std::vector<PageHandle> found;
   const Space* space = SpaceOf(keyspace);
   if (space == nullptr) return found;

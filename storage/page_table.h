@@ -3,9 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -16,6 +20,7 @@
 #include "common/clock.h"
 #include "common/metrics.h"
 #include "storage/fragment_tier.h"
+#include "storage/held_bytes.h"
 #include "storage/inherited_slabs.h"
 #include "storage/key_index.h"
 #include "storage/loss_ledger.h"
@@ -33,12 +38,10 @@ enum class RemovalReason { kCapacity, kDeleted, kCorrupt };
 
 // How a fragment in host memory stands with the tier below.
 enum class Below : uint8_t {
-  kAbsent,   // not there, though its writer was told that it will be
+  kAbsent,   // not there
   kQueued,   // waits to be written; the queue holds a reference
   kStored,   // durable
   kRefused,  // can never be stored there
-  kUnowed,   // not there, and owed to no writer: it was evicted there after it was durable, another
-             // node keeps the page, or it is not admitted yet
 };
 
 struct Fragment {
@@ -47,8 +50,13 @@ struct Fragment {
   uint32_t bytes = 0;
   uint32_t logical_tile_bytes = 0;
   Below below = Below::kAbsent;
+  // A writer was told that the fragment will be in the tier below, and it was not there since.
+  bool owed = false;
+  bool owed_again = false;  // of a queued fragment: a writer was told so since it was queued
   Slot slot;
 };
+
+struct PageSpace;
 
 struct Page {
   KeyspaceId keyspace;
@@ -57,10 +65,14 @@ struct Page {
   uint64_t generation = 0;
   absl::InlinedVector<Fragment, 1> fragments;
   uint32_t references = 0;
-  uint32_t share = 0;     // index of the share whose policy orders it
-  bool resident = false;  // false: removed, kept while it is referenced
+  uint32_t holds = 0;          // references of leases and reads
+  PageSpace* space = nullptr;  // of its keyspace
+  uint64_t slots_bytes = 0;    // of its fragments
+  uint32_t partition = 0;      // index of the partition whose policy orders it
+  bool resident = false;       // false: removed, kept while it is referenced
   bool was_hit = false;
   bool recency_dirty = false;
+  bool pinned = false;  // its bytes are held by a pin, which may have expired
   ItemHandle item = kNoItem;
   ForestHandle place = kNoForestNode;  // while it is resident
   uint64_t access = 0;                 // the tier's own count of accesses when it was last used
@@ -71,10 +83,25 @@ struct Page {
   bool Covers(const TileRange& range) const;
 };
 
+// The state of one keyspace in a PageTable.
+struct PageSpace {
+  uint32_t partition = 0;
+  uint64_t generation = 0;
+  uint64_t bytes = 0;  // of fragments, until their slots are free
+  HeldBytes::Account held;
+  KeyIndex pages;
+  KeyIndex vacant;  // places of absent pages that have children
+};
+
 // The index of one tier: which fragments of which pages are in which slots, who refers to them, and
 // in what order they leave. A page is the unit of eviction: when one of its fragments has to go the
 // others are worth nothing. A removed page's slots are free with its last reference. Does no I/O.
 // Not thread-safe: the tier's lock covers it.
+//
+// Held bytes. Of pages with holds or a pin, the bytes of all slots count for the tenant of the
+// keyspace, each page once, a removed one until its last hold ends. So do the bytes that a pinned
+// page has in the tier below beyond those, because the pin keeps them there. All that only once
+// BoundHeldBytes was called.
 //
 // Parents. A page names its parent, which may be absent, arrive later, or be a lie: writers choose
 // the names. Each page that is resident, or that resident pages name as their parent, has a place
@@ -85,9 +112,13 @@ struct Page {
 // the children of one.
 //
 // Cost. A call costs O(log n) for each key, page or fragment that it is given or returns, whatever
-// else the table holds, except for ForEachPage and PagesBelow, which walk.
+// else the table holds, except for ForEachPage and PagesOlderThan, which walk.
 class PageTable {
  public:
+  // Pages that a search for a victim looks at before it gives up: some 3 ms. Only if so many in a
+  // row are referred to or pinned does it end without having seen all.
+  static constexpr size_t kVictimStepsMax = 65'536;
+
   // `inherited` has the slots of its regions. `losses` counts pages that leave for room before all
   // their fragments were stored below, though that was owed. Both may be null and outlive this.
   PageTable(std::unique_ptr<EvictionPolicy> policy, const SlotAllocator::Rounding& rounding,
@@ -95,13 +126,14 @@ class PageTable {
   // Over slots from elsewhere, which outlive this; slots() is not to be called.
   PageTable(std::unique_ptr<EvictionPolicy> policy, SlotSpace& space);
 
-  // A new share: keyspaces whose pages lie in regions of their own and leave in an order of their
-  // own. Share 0 is there from the start and has every keyspace that is in no other.
-  uint32_t AddShare(std::unique_ptr<EvictionPolicy> policy);
-  uint32_t shares() const { return static_cast<uint32_t>(shares_.size()); }
+  // Adds a tenant partition: keyspaces whose pages lie in regions of their own and leave in an
+  // order of their own. Partition 0 is there from the start and has every keyspace that is in no
+  // other.
+  uint32_t AddPartition(std::unique_ptr<EvictionPolicy> policy);
+  uint32_t partitions() const { return static_cast<uint32_t>(partitions_.size()); }
   // Must have no resident pages.
-  void SetShare(const KeyspaceId& keyspace, uint32_t share);
-  uint32_t ShareOf(const KeyspaceId& keyspace) const;
+  void SetPartition(const KeyspaceId& keyspace, uint32_t partition);
+  uint32_t PartitionOf(const KeyspaceId& keyspace) const;
 
   // Insert refuses more fragments than this of one page. No bound at first.
   void SetPageFragmentsMax(size_t most) { page_fragments_max_ = most; }
@@ -112,6 +144,17 @@ class PageTable {
   const Page& operator[](PageHandle page) const { return pages_[page]; }
 
   PageHandle Find(const KeyspaceId& keyspace, const PageKey& key) const;
+  // Tenants may keep part_max_percent of `total` bytes at most, less what others keep. Call it
+  // before pages are inserted.
+  void BoundHeldBytes(uint64_t total, int64_t part_max_percent) {
+    held_.SetBound(total, part_max_percent);
+  }
+  uint64_t held_bytes() const { return held_.used(); }
+  // The bytes that the keyspace keeps count for this tenant.
+  void SetTenant(const KeyspaceId& keyspace, const std::string& tenant);
+  // The keyspace has ended.
+  void ForgetTenant(const KeyspaceId& keyspace);
+
   // Finds keys in order until `visit`, called with index and handle or kNoPage, returns false.
   // `visit` may refer to pages, but must not add or remove any.
   void FindEach(const KeyspaceId& keyspace, std::span<const PageKey> keys,
@@ -126,7 +169,9 @@ class PageTable {
   // there or was dropped; kResourceExhausted: the page has as many fragments as it may have. On
   // error the slot stays the caller's.
   absl::StatusOr<PageHandle> Insert(const FragmentMeta& meta, const Slot& slot, Below below,
-                                    TimePoint now);
+                                    bool owed, TimePoint now);
+  // Whether the tenant may keep the fragment, if its page is held. Insert does not check this.
+  bool MayInsert(const FragmentMeta& meta, const Slot& slot, Below below) const;
   // Whether Insert would take it, with Insert's errors.
   absl::Status CanInsert(const FragmentMeta& meta) const;
 
@@ -141,26 +186,53 @@ class PageTable {
     ++references_;
   }
   void Unref(PageHandle page);
+  // Refers to a page for a lease or a read. Returns false, and does not, if it is `bounded` and the
+  // tenant would keep more than its part.
+  bool Hold(PageHandle handle, bool bounded) {
+    Page& page = pages_[handle];
+    if (!IsHeld(page) && held_.bounded()) {
+      if (bounded && !held_.Fits(page.space->held, page.slots_bytes)) return false;
+      held_.Add(page.space->held, page.slots_bytes);
+    }
+    ++page.holds;
+    Ref(handle);
+    return true;
+  }
+  void Unhold(PageHandle handle) {
+    Page& page = pages_[handle];
+    --page.holds;
+    if (!IsHeld(page)) held_.Give(page.space->held, page.slots_bytes);
+    Unref(handle);
+  }
+
+  // Pins a page that is here, or in the tier below, where it has below_bytes, until then. Returns
+  // false, and does not, if the tenant would keep more than its part.
+  bool Pin(const KeyspaceId& keyspace, const PageKey& key, uint64_t below_bytes, TimePoint until);
+  void Unpin(const KeyspaceId& keyspace, const PageKey& key);
+  // The tier below has the page no more.
+  void ForgetBelow(const KeyspaceId& keyspace, const PageKey& key);
+  // Takes up to `count` pins that expired out of what tenants keep. Returns how many.
+  size_t ExpirePins(TimePoint now, size_t count);
   // References to all pages, removed ones included. While it is not 0 some handle is in use, and
   // the table must not be destroyed.
   uint64_t references() const { return references_; }
 
-  void BeginAccess(uint32_t share = 0) { shares_[share].policy->BeginAccess(); }
+  void BeginAccess(uint32_t partition = 0) { partitions_[partition].policy->BeginAccess(); }
   // The present access read the page: for the policy.
   void Hit(PageHandle page);
 
   // Notes that pages were read now: for the statistics.
   void NoteRead(std::span<const PageHandle> pages, TimePoint now);
-  // The next page of the share to evict among those without references and pins that `may_go`
+  // The next page of the partition to evict among those without references and pins that `may_go`
   // accepts. Looks at `steps` pages at most and takes them off; with `steps` at 0 there may be one
   // that it has not seen, and the next call goes on from there.
   std::optional<PageHandle> Victim(TimePoint now, absl::FunctionRef<bool(const Page&)> may_go,
-                                   uint32_t share, size_t& steps);
+                                   uint32_t partition, size_t& steps);
   // The same with a bound that is ample unless nearly all pages are pinned.
   std::optional<PageHandle> Victim(TimePoint now, absl::FunctionRef<bool(const Page&)> may_go,
-                                   uint32_t share = 0) {
+                                   uint32_t partition = 0) {
     size_t steps = kVictimStepsMax;
-    return Victim(now, may_go, share, steps);
+    return Victim(now, may_go, partition, steps);
   }
 
   // The page before this one, when nothing but pages that `leaving` accepts hangs on it: it may
@@ -169,8 +241,8 @@ class PageTable {
                                          absl::FunctionRef<bool(PageHandle)> leaving) const;
 
   // Up to `limit` pages of a keyspace with a generation below `generation`.
-  std::vector<PageHandle> PagesBelow(const KeyspaceId& keyspace, uint64_t generation,
-                                     size_t limit = SIZE_MAX) const;
+  std::vector<PageHandle> PagesOlderThan(const KeyspaceId& keyspace, uint64_t generation,
+                                         size_t limit = SIZE_MAX) const;
   void ForEachPage(const KeyspaceId& keyspace, absl::FunctionRef<void(const Page&)> visit) const;
   // Visits pages of a keyspace in pieces between which the tier may let its lock go: looks at up to
   // `count` pages of the table from `from` on, 0 at first, and returns where the next piece begins,
@@ -193,7 +265,8 @@ class PageTable {
   };
   std::vector<Change> TakeChanges();
 
-  // Returns the bytes of resident fragments, tiles and headers.
+  // Returns the bytes of fragments, tiles and headers, those of removed pages that are still
+  // referred to included.
   uint64_t BytesOf(const KeyspaceId& keyspace) const;
   // Resident pages of the keyspace.
   uint64_t PagesOf(const KeyspaceId& keyspace) const;
@@ -215,18 +288,17 @@ class PageTable {
   uint64_t chain_steps() const { return forest_.steps(); }
 
  private:
-  // Pages that Victim looks at by default: 65,536 take some 3 ms.
-  static constexpr size_t kVictimStepsMax = 65'536;
   // Pages that ParentLeftBy asks about.
   static constexpr size_t kSiblingsMax = 64;
 
-  struct Space {
-    uint32_t share = 0;
-    uint64_t generation = 0;
-    uint64_t bytes = 0;  // of resident fragments
-    KeyIndex pages;
-    KeyIndex vacant;  // places of absent pages that have children
+  using Space = PageSpace;
+  using PageName = std::pair<KeyspaceId, PageKey>;
+  struct HeldPin {
+    TimePoint until;
+    uint64_t bytes = 0;  // in the tier below, beyond those of the page here
+    Space* space = nullptr;
   };
+  using Pins = std::map<PageName, HeldPin>;
 
   // The place of a page, or of an absent page that resident ones name as their parent.
   struct Place {
@@ -237,7 +309,7 @@ class PageTable {
     ForestHandle previous_sibling = kNoForestNode;
   };
 
-  struct Share {
+  struct TenantPartition {
     std::unique_ptr<EvictionPolicy> policy;
     ChunkedVector<PageHandle> page_of_item;  // by policy handle
   };
@@ -245,6 +317,14 @@ class PageTable {
   bool IsInherited(const Slot& slot) const {
     return inherited_ != nullptr && inherited_->Holds(slot.region);
   }
+  static bool IsHeld(const Page& page) { return page.holds > 0 || page.pinned; }
+  // Whether a fragment that is new makes a pinned page grow in the tier below, where its pin is.
+  bool GrowsBelow(const FragmentMeta& meta, const Page* page, Below below) const;
+  void NoteInserted(Page& page, const FragmentMeta& meta, const Slot& slot, Below below);
+  void ErasePin(Pins::iterator pin);
+  void ForgetPin(Page& page);
+  // The pinned page leaves: its pin is one of the tier below, or ends.
+  void LeavePin(Page& page);
   void SetSlotOwner(const Slot& slot, PageHandle page);
   void FreeSlot(const Slot& slot);
   Space* SpaceOf(const KeyspaceId& keyspace) const;
@@ -263,12 +343,15 @@ class PageTable {
   void FreeSlots(PageHandle page);
   void CountRemoval(const Page& page, RemovalReason reason, TimePoint now);
 
-  std::vector<Share> shares_;
+  std::vector<TenantPartition> partitions_;
   const std::unique_ptr<SlotAllocator> allocator_;  // null: slots from elsewhere
   SlotSpace& slots_;
   InheritedSlabs* const inherited_;
   LossLedger* const losses_;
   absl::flat_hash_map<KeyspaceId, std::unique_ptr<Space>> spaces_;
+  HeldBytes held_;
+  Pins pins_;
+  std::set<std::pair<TimePoint, PageName>> pin_ends_;
   ChunkedVector<Page> pages_;
   uint64_t references_ = 0;
   std::vector<PageHandle> free_pages_;

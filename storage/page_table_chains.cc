@@ -54,7 +54,7 @@ void PageTable::NoteChildren(ForestHandle place, bool has_children) {
   const PageHandle handle = places_[place].page;
   if (handle == kNoPage) return;
   const Page& page = pages_[handle];
-  shares_[page.share].policy->SetHasChildren(page.item, has_children);
+  partitions_[page.partition].policy->SetHasChildren(page.item, has_children);
 }
 
 void PageTable::UnlinkPlace(ForestHandle place) {

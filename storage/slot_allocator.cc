@@ -32,9 +32,9 @@ bool SlotAllocator::FitsWell(uint64_t chunk_bytes, uint64_t slot_bytes) const {
   return chunk_bytes >= slot_bytes && chunk_bytes % slot_bytes * 1000 <= waste_max * chunk_bytes;
 }
 
-void SlotAllocator::AddRegion(uint32_t region, uint64_t bytes, uint32_t share) {
+void SlotAllocator::AddRegion(uint32_t region, uint64_t bytes, uint32_t partition) {
   regions_[region] = {};
-  regions_[region].share = share;
+  regions_[region].partition = partition;
   GrowRegion(region, bytes);
 }
 
@@ -65,36 +65,38 @@ bool SlotAllocator::RemoveRegion(uint32_t region) {
 
 void SlotAllocator::CloseRegion(uint32_t region) {
   Region& closed = regions_.at(region);
-  Share& share = shares_[closed.share];
+  TenantPartition& partition = partitions_[closed.partition];
   closed.closed = true;
-  for (auto& blocks : share.free_blocks) {
+  for (auto& blocks : partition.free_blocks) {
     blocks.erase(blocks.lower_bound({region, 0}), blocks.upper_bound({region, UINT64_MAX}));
   }
-  for (auto sizes = share.with_room.begin(); sizes != share.with_room.end();) {
+  for (auto sizes = partition.with_room.begin(); sizes != partition.with_room.end();) {
     Rooms& rooms = sizes->second;
-    LeaveEmptiest(share, sizes->first, rooms);
+    LeaveEmptiest(partition, sizes->first, rooms);
     const auto leaves = [&](uint32_t id) { return chunks_[id].region == region; };
     std::erase_if(rooms.chunks, leaves);
     std::erase_if(rooms.nearly_empty, [&](const auto& chunk) { return leaves(chunk.second); });
-    EnterEmptiest(share, sizes->first, rooms);
-    sizes = rooms.chunks.empty() ? share.with_room.erase(sizes) : std::next(sizes);
+    EnterEmptiest(partition, sizes->first, rooms);
+    sizes = rooms.chunks.empty() ? partition.with_room.erase(sizes) : std::next(sizes);
   }
 }
 
-std::optional<Slot> SlotAllocator::Allocate(uint64_t bytes, uint32_t owner, uint32_t share) {
+std::optional<Slot> SlotAllocator::Allocate(uint64_t bytes, uint32_t owner, uint32_t partition) {
   const uint64_t rounded = Rounded(bytes);
   if (bytes == 0 || rounded > UINT32_MAX) return std::nullopt;
-  const std::optional<uint32_t> id = ChunkWithRoom(shares_[share], static_cast<uint32_t>(rounded));
+  const std::optional<uint32_t> id =
+      ChunkWithRoom(partitions_[partition], static_cast<uint32_t>(rounded));
   if (!id) return std::nullopt;
   return TakeSlot(*id, chunks_[*id].free.back(), owner);
 }
 
-std::optional<uint32_t> SlotAllocator::ChunkWithRoom(Share& share, uint32_t slot_bytes) {
-  if (const auto found = share.with_room.find(slot_bytes); found != share.with_room.end()) {
+std::optional<uint32_t> SlotAllocator::ChunkWithRoom(TenantPartition& partition,
+                                                     uint32_t slot_bytes) {
+  if (const auto found = partition.with_room.find(slot_bytes); found != partition.with_room.end()) {
     return *found->second.chunks.begin();
   }
   const auto open = [&](int order) -> std::optional<uint32_t> {
-    const std::optional<Block> block = TakeBlock(share, order);
+    const std::optional<Block> block = TakeBlock(partition, order);
     if (!block) return std::nullopt;
     return OpenChunk(*block, order, slot_bytes);
   };
@@ -105,7 +107,7 @@ std::optional<uint32_t> SlotAllocator::ChunkWithRoom(Share& share, uint32_t slot
   if (const auto order = LeastWastefulOrder(slot_bytes)) {
     if (const auto id = open(*order)) return id;
   }
-  if (share.chunks_of_size.contains(slot_bytes)) return std::nullopt;
+  if (partition.chunks_of_size.contains(slot_bytes)) return std::nullopt;
   for (int order = 0; order < kOrders; ++order) {
     if (BytesOf(order) < slot_bytes) continue;
     if (const auto id = open(order)) return id;
@@ -131,8 +133,9 @@ std::optional<int> SlotAllocator::LeastWastefulOrder(uint32_t slot_bytes) const 
   return best;
 }
 
-std::optional<SlotAllocator::Block> SlotAllocator::TakeBlock(Share& share, int order) {
-  auto& free_blocks = share.free_blocks;
+std::optional<SlotAllocator::Block> SlotAllocator::TakeBlock(TenantPartition& partition,
+                                                             int order) {
+  auto& free_blocks = partition.free_blocks;
   int larger = order;
   while (larger < kOrders && free_blocks[larger].empty()) ++larger;
   if (larger == kOrders) return std::nullopt;
@@ -146,7 +149,7 @@ std::optional<SlotAllocator::Block> SlotAllocator::TakeBlock(Share& share, int o
 }
 
 bool SlotAllocator::TakeBlockAt(Block block, int order) {
-  auto& free_blocks = ShareOf(block.first).free_blocks;
+  auto& free_blocks = PartitionOf(block.first).free_blocks;
   for (int larger = order; larger < kOrders; ++larger) {
     const Block holder = {block.first, block.second / BytesOf(larger) * BytesOf(larger)};
     if (free_blocks[larger].erase(holder) == 0) continue;
@@ -161,7 +164,7 @@ bool SlotAllocator::TakeBlockAt(Block block, int order) {
 
 void SlotAllocator::ReturnBlock(Block block, int order) {
   if (regions_.at(block.first).closed) return;
-  auto& free_blocks = ShareOf(block.first).free_blocks;
+  auto& free_blocks = PartitionOf(block.first).free_blocks;
   for (; order + 1 < kOrders; ++order) {
     if (free_blocks[order].erase({block.first, block.second ^ BytesOf(order)}) == 0) break;
     block.second &= ~BytesOf(order);
@@ -191,7 +194,7 @@ uint32_t SlotAllocator::OpenChunk(Block block, int order, uint32_t slot_bytes) {
   std::fill_n(chunk_at.begin() + static_cast<ptrdiff_t>(block.second / kChunkBytesMin),
               size_t{1} << order, id);
   AddRoom(id);
-  ++ShareOf(block.first).chunks_of_size[slot_bytes];
+  ++PartitionOf(block.first).chunks_of_size[slot_bytes];
   chunk_bytes_ += BytesOf(order);
   waste_bytes_ += BytesOf(order) % slot_bytes;
   return id;
@@ -203,45 +206,48 @@ void SlotAllocator::CloseChunk(uint32_t id) {
   std::fill_n(chunk_at.begin() + static_cast<ptrdiff_t>(chunk.offset / kChunkBytesMin),
               size_t{1} << chunk.order, kNoChunk);
   RemoveRoom(id);
-  Share& share = ShareOf(chunk.region);
-  if (--share.chunks_of_size[chunk.slot_bytes] == 0) share.chunks_of_size.erase(chunk.slot_bytes);
+  TenantPartition& partition = PartitionOf(chunk.region);
+  if (--partition.chunks_of_size[chunk.slot_bytes] == 0)
+    partition.chunks_of_size.erase(chunk.slot_bytes);
   chunk_bytes_ -= BytesOf(chunk.order);
   waste_bytes_ -= BytesOf(chunk.order) % chunk.slot_bytes;
   ReturnBlock({chunk.region, chunk.offset}, chunk.order);
   free_chunks_.push_back(id);
 }
 
-void SlotAllocator::LeaveEmptiest(Share& share, uint32_t slot_bytes, const Rooms& rooms) {
+void SlotAllocator::LeaveEmptiest(TenantPartition& partition, uint32_t slot_bytes,
+                                  const Rooms& rooms) {
   if (rooms.chunks.size() < 2 || rooms.nearly_empty.empty()) return;
-  share.emptiest.erase({rooms.nearly_empty.begin()->first, slot_bytes});
+  partition.emptiest.erase({rooms.nearly_empty.begin()->first, slot_bytes});
 }
 
-void SlotAllocator::EnterEmptiest(Share& share, uint32_t slot_bytes, const Rooms& rooms) {
+void SlotAllocator::EnterEmptiest(TenantPartition& partition, uint32_t slot_bytes,
+                                  const Rooms& rooms) {
   if (rooms.chunks.size() < 2 || rooms.nearly_empty.empty()) return;
-  share.emptiest.insert({rooms.nearly_empty.begin()->first, slot_bytes});
+  partition.emptiest.insert({rooms.nearly_empty.begin()->first, slot_bytes});
 }
 
 void SlotAllocator::AddRoom(uint32_t id) {
   const Chunk& chunk = chunks_[id];
-  Share& share = ShareOf(chunk.region);
-  Rooms& rooms = share.with_room[chunk.slot_bytes];
-  LeaveEmptiest(share, chunk.slot_bytes, rooms);
+  TenantPartition& partition = PartitionOf(chunk.region);
+  Rooms& rooms = partition.with_room[chunk.slot_bytes];
+  LeaveEmptiest(partition, chunk.slot_bytes, rooms);
   rooms.chunks.insert(id);
   rooms.nearly_empty.insert({0, id});
-  EnterEmptiest(share, chunk.slot_bytes, rooms);
+  EnterEmptiest(partition, chunk.slot_bytes, rooms);
 }
 
 void SlotAllocator::RemoveRoom(uint32_t id) {
   const Chunk& chunk = chunks_[id];
-  Share& share = ShareOf(chunk.region);
-  const auto found = share.with_room.find(chunk.slot_bytes);
-  if (found == share.with_room.end()) return;
+  TenantPartition& partition = PartitionOf(chunk.region);
+  const auto found = partition.with_room.find(chunk.slot_bytes);
+  if (found == partition.with_room.end()) return;
   Rooms& rooms = found->second;
-  LeaveEmptiest(share, chunk.slot_bytes, rooms);
+  LeaveEmptiest(partition, chunk.slot_bytes, rooms);
   rooms.chunks.erase(id);
   rooms.nearly_empty.erase({0, id});
-  EnterEmptiest(share, chunk.slot_bytes, rooms);
-  if (rooms.chunks.empty()) share.with_room.erase(found);
+  EnterEmptiest(partition, chunk.slot_bytes, rooms);
+  if (rooms.chunks.empty()) partition.with_room.erase(found);
 }
 
 void SlotAllocator::SetUsed(uint32_t id, uint32_t used) {
@@ -252,15 +258,15 @@ void SlotAllocator::SetUsed(uint32_t id, uint32_t used) {
   const bool has_room = used < chunk.owners.size();
   if (regions_.at(chunk.region).closed) return;
   if (had_room && has_room && !was_nearly_empty && !NearlyEmpty(chunk)) return;  // the usual case
-  Share& share = ShareOf(chunk.region);
-  Rooms& rooms = share.with_room[chunk.slot_bytes];
-  LeaveEmptiest(share, chunk.slot_bytes, rooms);
+  TenantPartition& partition = PartitionOf(chunk.region);
+  Rooms& rooms = partition.with_room[chunk.slot_bytes];
+  LeaveEmptiest(partition, chunk.slot_bytes, rooms);
   if (was_nearly_empty) rooms.nearly_empty.erase({before, id});
   if (!has_room) rooms.chunks.erase(id);
   if (has_room && !had_room) rooms.chunks.insert(id);
   if (has_room && NearlyEmpty(chunk)) rooms.nearly_empty.insert({used, id});
-  EnterEmptiest(share, chunk.slot_bytes, rooms);
-  if (rooms.chunks.empty()) share.with_room.erase(chunk.slot_bytes);
+  EnterEmptiest(partition, chunk.slot_bytes, rooms);
+  if (rooms.chunks.empty()) partition.with_room.erase(chunk.slot_bytes);
 }
 
 Slot SlotAllocator::TakeSlot(uint32_t id, uint32_t index, uint32_t owner) {
@@ -330,10 +336,10 @@ void SlotAllocator::Free(const Slot& slot) {
 }
 
 std::vector<uint32_t> SlotAllocator::OwnersOfNearlyEmptyChunk(uint64_t bytes,
-                                                              uint32_t share) const {
+                                                              uint32_t partition) const {
   std::vector<uint32_t> owners;
-  const auto found = shares_.find(share);
-  if (found == shares_.end()) return owners;
+  const auto found = partitions_.find(partition);
+  if (found == partitions_.end()) return owners;
   const auto& emptiest = found->second.emptiest;
   auto size = emptiest.begin();
   if (size != emptiest.end() && size->second == Rounded(bytes)) ++size;

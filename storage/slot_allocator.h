@@ -18,9 +18,9 @@ namespace crumb::storage {
 // back when its last slot is freed. The chunk size is the smallest that loses at most 2 % at its
 // end to the slot size; only the first chunk of a size may be a worse one, so that a small store
 // can hold many sizes, and where all regions are too small for a good one, the best there is. A
-// region is of one share, and each share is cut as if it were alone. Slots are rounded up to whole
-// pages where that and the chunk's end together lose at most 3 %. Keeps addresses only, touches no
-// bytes. Not thread-safe.
+// region is of one partition, and each partition is cut as if it were alone. Slots are rounded up
+// to whole pages where that and the chunk's end together lose at most 3 %. Keeps addresses only,
+// touches no bytes. Not thread-safe.
 class SlotAllocator final : public SlotSpace {
  public:
   static constexpr uint64_t kChunkBytesMin = uint64_t{1} << 20;
@@ -33,7 +33,7 @@ class SlotAllocator final : public SlotSpace {
   explicit SlotAllocator(const Rounding& rounding) : rounding_(rounding) {}
 
   // Adds `bytes`, rounded down to chunks, as region number `region`, which must be new.
-  void AddRegion(uint32_t region, uint64_t bytes, uint32_t share = 0);
+  void AddRegion(uint32_t region, uint64_t bytes, uint32_t partition = 0);
   // Makes a region larger, to `bytes` rounded down to chunks; it never shrinks.
   void GrowRegion(uint32_t region, uint64_t bytes);
   // Takes back a region without slots in use. False: there are some.
@@ -41,9 +41,9 @@ class SlotAllocator final : public SlotSpace {
   // Takes no more slots of a region until it is removed.
   void CloseRegion(uint32_t region);
 
-  // A slot for `bytes` in the share's regions, marked with its owner; none when that size has no
-  // room there.
-  std::optional<Slot> Allocate(uint64_t bytes, uint32_t owner, uint32_t share = 0);
+  // A slot for `bytes` in the partition's regions, marked with its owner; none when that size has
+  // no room there.
+  std::optional<Slot> Allocate(uint64_t bytes, uint32_t owner, uint32_t partition = 0);
   // Takes the very slot that an earlier process had. False: it is no slot of a chunk that could be.
   bool Claim(const Slot& slot, uint32_t owner);
   void SetOwner(const Slot& slot, uint32_t owner) override;
@@ -53,7 +53,7 @@ class SlotAllocator final : public SlotSpace {
   // most an eighth full: moving them out gives the size room. Empty when there is none. A chunk
   // that alone has room for its size is left, for it may be just filling. O(log chunks) and the
   // slots of that chunk.
-  std::vector<uint32_t> OwnersOfNearlyEmptyChunk(uint64_t bytes, uint32_t share = 0) const;
+  std::vector<uint32_t> OwnersOfNearlyEmptyChunk(uint64_t bytes, uint32_t partition = 0) const;
   std::vector<uint32_t> OwnersIn(uint32_t region) const;
   uint64_t used_bytes(uint32_t region) const { return regions_.at(region).used_bytes; }
   // The region with the fewest bytes in use.
@@ -69,7 +69,7 @@ class SlotAllocator final : public SlotSpace {
   struct Region {
     uint64_t bytes = 0;
     uint64_t used_bytes = 0;
-    uint32_t share = 0;
+    uint32_t partition = 0;
     bool closed = false;
     std::vector<uint32_t> chunk_at;  // by kChunkBytesMin unit; kNoChunk: free
   };
@@ -92,8 +92,8 @@ class SlotAllocator final : public SlotSpace {
     std::set<uint32_t> chunks;
     std::set<std::pair<uint32_t, uint32_t>> nearly_empty;  // slots in use, chunk
   };
-  // Free room in the regions of one share.
-  struct Share {
+  // Free room in the regions of one partition.
+  struct TenantPartition {
     std::set<Block> free_blocks[kOrders];
     std::map<uint32_t, Rooms> with_room;  // by slot size; none is without chunks
     std::map<uint32_t, uint32_t> chunks_of_size;
@@ -106,11 +106,13 @@ class SlotAllocator final : public SlotSpace {
   uint64_t Rounded(uint64_t bytes) const;
   // Whether a chunk of `chunk_bytes` loses little enough behind its last slot.
   bool FitsWell(uint64_t chunk_bytes, uint64_t slot_bytes) const;
-  Share& ShareOf(uint32_t region) { return shares_[regions_.at(region).share]; }
-  std::optional<uint32_t> ChunkWithRoom(Share& share, uint32_t slot_bytes);
+  TenantPartition& PartitionOf(uint32_t region) {
+    return partitions_[regions_.at(region).partition];
+  }
+  std::optional<uint32_t> ChunkWithRoom(TenantPartition& partition, uint32_t slot_bytes);
   // The chunk size to use where every region is too small for one that loses at most 2 %.
   std::optional<int> LeastWastefulOrder(uint32_t slot_bytes) const;
-  static std::optional<Block> TakeBlock(Share& share, int order);
+  static std::optional<Block> TakeBlock(TenantPartition& partition, int order);
   bool TakeBlockAt(Block block, int order);
   void ReturnBlock(Block block, int order);
   uint32_t OpenChunk(Block block, int order, uint32_t slot_bytes);
@@ -118,20 +120,20 @@ class SlotAllocator final : public SlotSpace {
   static bool NearlyEmpty(const Chunk& chunk) {
     return uint64_t{chunk.used} * 8 <= chunk.owners.size();
   }
-  // Changes how many slots of a chunk are in use, and what its share knows of it.
+  // Changes how many slots of a chunk are in use, and what its partition knows of it.
   void SetUsed(uint32_t id, uint32_t used);
   // The chunk, which has no slot in use, begins or ends to have room.
   void AddRoom(uint32_t id);
   void RemoveRoom(uint32_t id);
   // Around every change of `rooms`.
-  static void LeaveEmptiest(Share& share, uint32_t slot_bytes, const Rooms& rooms);
-  static void EnterEmptiest(Share& share, uint32_t slot_bytes, const Rooms& rooms);
+  static void LeaveEmptiest(TenantPartition& partition, uint32_t slot_bytes, const Rooms& rooms);
+  static void EnterEmptiest(TenantPartition& partition, uint32_t slot_bytes, const Rooms& rooms);
   uint32_t ChunkOf(const Slot& slot) const;
   Slot TakeSlot(uint32_t id, uint32_t index, uint32_t owner);
 
   const Rounding rounding_;
   std::map<uint32_t, Region> regions_;
-  std::map<uint32_t, Share> shares_;
+  std::map<uint32_t, TenantPartition> partitions_;
   std::vector<Chunk> chunks_;
   std::vector<uint32_t> free_chunks_;  // unused entries of chunks_
   uint64_t capacity_bytes_ = 0;

@@ -62,7 +62,9 @@ void StoreOptions::Visit(ConfigVisitor& visitor) {
   visitor.Section("host", [&] { host.Visit(visitor); });
   visitor.Section("ssd", [&] { ssd.Visit(visitor); });
   visitor.Field("pending_for", pending_for, "how long a page counts as being committed");
-  visitor.Field("pending_pages_max", pending_pages_max, "pages that count so at a time");
+  visitor.Field("pending_pages_max", pending_pages_max,
+                "pages that count so at a time; beyond it the tenant with most of them loses its "
+                "oldest");
   visitor.Field("page_fragments_max", page_fragments_max,
                 "fragments that one page may have: pipeline stages times groups of heads");
 }

@@ -59,6 +59,7 @@ struct StoreStats {
   TierStats ssd;
   uint64_t leases = 0;
   uint64_t leased_slots = 0;
+  uint64_t held_bytes = 0;            // by leases, reads and pins, where tenants have a bound
   uint64_t slabs_owned = 0;           // by a tenant, or by all together
   uint64_t slabs_closing = 0;         // whose pages leave for another tenant
   uint64_t slabs_gone = 0;            // empty, and maybe mapped still by those who had them
@@ -72,6 +73,7 @@ struct StoreStats {
   uint64_t dedup_bytes = 0;
   uint64_t write_queue_pages = 0;
   uint64_t write_queue_dropped = 0;
+  uint64_t pending_forgotten = 0;  // announced pages that were forgotten: there were too many
   uint64_t lost_pages = 0;  // left host memory before they were durable, though that was owed
   uint64_t admission_rejected = 0;
   uint64_t promoted_pages = 0;

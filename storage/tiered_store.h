@@ -18,29 +18,32 @@
 #include "common/fragment_header.h"
 #include "common/page_key.h"
 #include "common/unique_fd.h"
-#include "storage/deletion_epochs.h"
+#include "common/wire_enums.h"
 #include "storage/host_image.h"
 #include "storage/store_options.h"
 #include "storage/store_stats.h"
 
 namespace crumb::storage {
 
-class DeviceTier;
+// The deletions of which a node knows. A process that uses a device pool survives crashes of
+// crumbd, and says afterwards which pages lie in its slots. Pages that were deleted while it was
+// away must not be served from there. The device tier notes deleted pages in memory, and a crash
+// loses the notes.
+//
+// An epoch is the time over which such notes are kept: it begins when crumbd starts without the
+// memory of another, and ends with the crash of the last crumbd to which that memory was handed
+// over. A pool's roster has the epoch in which all processes of the pool had last said what they
+// hold. If that is the current epoch or the one before, no deletion was missed: those of the
+// current epoch are noted, and those of the one before removed the pages from the pool, or marked
+// their slots in the roster. With any older epoch, slots are claimed without their pages.
+struct DeletionEpochs {
+  uint64_t current = 1;  // not 0
+  uint64_t previous = 1;
 
-// The tier in which a page was found. The store itself finds none at kRemote.
-enum class Tier : uint8_t { kDevice = 1, kHost = 2, kSsd = 3, kRemote = 4 };
-
-// Why the first page that is not a hit was none.
-enum class MissReason : uint8_t {
-  kNone,  // every page was a hit
-  kAbsent,
-  kPending,     // a writer is committing it
-  kDeadline,    // it could not be brought up in time
-  kCorrupt,     // a checksum differed; the copy was dropped
-  kGeneration,  // it belongs to a dropped generation
-  kNotCovered,  // fragments are there, but not for all layers and heads wanted
-  kBusy,        // no room to bring it up
+  bool Knows(uint64_t epoch) const { return epoch == current || epoch == previous; }
 };
+
+class DeviceTier;
 
 // One leased fragment in host memory: `tiles_bytes` of tiles and then the encoded header, at
 // `offset` of slab `slab`.
@@ -74,6 +77,9 @@ struct AcquireRequest {
   // Fragments, in host memory and on devices together, that the answer may name: the prefix ends,
   // busy, before the page with which there would be more.
   size_t fragments_max = SIZE_MAX;
+  // The prefix ends, busy, before the page in host memory with which the keyspace's tenant would
+  // keep more than its part (StoreStart::tenant_part_max_percent).
+  bool within_part = false;
 };
 
 struct AcquireResult {
@@ -83,6 +89,7 @@ struct AcquireResult {
   std::vector<FragmentRef> fragments;  // ascending by page
   MissReason miss_reason = MissReason::kNone;
   std::vector<DeviceFragmentRef> device_fragments = {};  // ascending by page
+  bool part_full = false;  // the prefix ended by AcquireRequest::within_part
 };
 
 // The pages of a lease.
@@ -97,8 +104,6 @@ struct LookupResult {
   std::vector<Tier> page_tiers;
   MissReason miss_reason = MissReason::kNone;
 };
-
-enum class CommitOutcome : uint8_t { kStored, kDeduplicated };
 
 // A fragment to be committed. Others may write to the memory of its tiles meanwhile, so each of
 // their bytes is read once; everything else about the fragment is in `header`, which the caller
@@ -158,6 +163,11 @@ struct StoreEvents {
 
 // The state in which a store opens.
 struct StoreStart {
+  // With tenants told apart: the percentage of host memory, less what the other tenants keep, that
+  // one tenant may keep from being reused. Every page in host memory that it leases, reads or has
+  // pinned counts, once and with all its bytes, a removed one until its last lease ends; and so do
+  // the bytes that a pin keeps in the SSD tier beyond those. 0: not counted and not bounded.
+  int64_t tenant_part_max_percent = 0;
   // Each slab holds one tenant's pages at a time, and SetTenant may be called.
   bool slabs_of_tenants = false;
   // Bytes of memory that this process could take now. Read before the memory of a slab that moved
@@ -186,7 +196,8 @@ class TieredStore {
 
   // Copies a fragment's tiles, checks their sums on the way, and makes the copy visible. Pure CPU
   // work. kDataLoss: a sum is wrong; kInvalidArgument: generation, size or ranges are;
-  // kResourceExhausted: every slot is leased.
+  // kResourceExhausted: every slot is leased, or the page is leased or pinned and its tenant would
+  // keep more than its part.
   virtual absl::StatusOr<CommitOutcome> Commit(const CommitRequest& request) = 0;
 
   // Room for a fragment of the keyspace of `bytes`, tiles and header. kResourceExhausted: every
@@ -232,11 +243,14 @@ class TieredStore {
                                   uint64_t generation, const TileRange& range) const = 0;
 
   // Marks pages as being committed for a while: their misses get this reason, and callers do not
-  // wait for them.
-  virtual void SetPending(const KeyspaceId& keyspace, std::span<const PageKey> keys) = 0;
+  // wait for them. tenant: the keyspace's, "" for none.
+  virtual void SetPending(const KeyspaceId& keyspace, const std::string& tenant,
+                          std::span<const PageKey> keys) = 0;
 
-  virtual uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
-                       TimePoint until) = 0;
+  // Returns how many pages were there. kResourceExhausted: the tenant would keep more than its part
+  // with a page; those before it are pinned.
+  virtual absl::StatusOr<uint32_t> Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
+                                       TimePoint until) = 0;
   virtual uint32_t Unpin(const KeyspaceId& keyspace, std::span<const PageKey> keys) = 0;
   // Removes pages from every tier and returns how many were there; leased slots are reused when
   // their leases end. kUnavailable: no page is served any more, but the SSD tier could not note it:
@@ -258,7 +272,7 @@ class TieredStore {
   virtual std::optional<PageKey> ParentOf(const KeyspaceId& keyspace, const PageKey& key) const = 0;
 
   // Bytes of the keyspace's fragments, tiles and headers, in all tiers together: what is in two
-  // counts twice. Does not block.
+  // counts twice, and what was removed counts until nothing refers to it. Does not block.
   virtual uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const = 0;
 
   // Bytes of the page's fragments in host memory or, if they are more, on the SSD; 0: it is in
@@ -270,7 +284,8 @@ class TieredStore {
                            const std::function<void(const PageKey&, Tier)>& visit) = 0;
 
   virtual std::vector<Slab> slabs() const = 0;
-  // Counts the keyspace's pages as this tenant's in what Flush reports. Call before the keyspace
+  // Counts the keyspace's pages as this tenant's, in what Flush reports and in what tenants keep
+  // from being reused. Call before the keyspace
   // has pages, or right after the start.
   virtual void SetOwner(const KeyspaceId& keyspace, const std::string& tenant) = 0;
   // The keyspace has ended, and no tier has pages of it.

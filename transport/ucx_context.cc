@@ -5,7 +5,10 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
+#include <ucs/config/global_opts.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <utility>
@@ -16,6 +19,9 @@
 
 namespace crumb::transport {
 namespace {
+
+// UCX allocates memory in proportion. More descriptors than this are seldom allowed to a process.
+constexpr rlim_t kDescriptorsMax = rlim_t{1} << 20;
 
 struct ConfigRelease {
   void operator()(ucp_config_t* config) const { ucp_config_release(config); }
@@ -77,6 +83,17 @@ absl::Status Configure(ucp_config_t* config, const TransportOptions& options,
   return absl::OkStatus();
 }
 
+// Beyond its bound on watched descriptors, 1,024 by default, this UCX closes the socket of a new
+// connection twice. The second time the number may be another thread's file by then. So the bound
+// is that of the process: then accept fails instead.
+absl::Status AllowAllDescriptors() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return ErrnoStatus(errno, "getrlimit");
+  const auto most = std::min<rlim_t>(limit.rlim_max, kDescriptorsMax);
+  return FromUcs(ucs_global_opts_set_value("ASYNC_MAX_EVENTS", std::to_string(most).c_str()),
+                 "UCX setting ASYNC_MAX_EVENTS");
+}
+
 }  // namespace
 
 absl::StatusOr<SocketAddress> SocketAddress::Parse(const std::string& text) {
@@ -124,6 +141,7 @@ absl::StatusOr<std::shared_ptr<UcxContext>> UcxContext::Create(const TransportOp
   if (!options.listen.empty()) {
     CRUMB_ASSIGN_OR_RETURN(interface, InterfaceOf(options.listen));
   }
+  CRUMB_RETURN_IF_ERROR(AllowAllDescriptors());
   ucp_config_t* raw = nullptr;
   CRUMB_RETURN_IF_ERROR(FromUcs(ucp_config_read(nullptr, nullptr, &raw), "UCX configuration"));
   const Config config(raw);

@@ -7,8 +7,8 @@
 #include "common/status_macros.h"
 #include "httplib.h"
 #include "server/admin/http_listener.h"
-#include "server/listen_check.h"
-#include "server/tcp_listener.h"
+#include "server/base/listen_check.h"
+#include "server/base/tcp_listener.h"
 
 namespace crumb::server {
 namespace {

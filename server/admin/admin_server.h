@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/metrics.h"
-#include "server/options.h"
+#include "server/admin/admin_options.h"
 
 namespace crumb::server {
 

@@ -23,8 +23,8 @@
 #include "common/mutex.h"
 #include "common/status_macros.h"
 #include "common/thread.h"
-#include "server/session/handshakes.h"
-#include "server/tcp_listener.h"
+#include "server/base/handshakes.h"
+#include "server/base/tcp_listener.h"
 
 namespace crumb::server {
 namespace {

@@ -8,6 +8,7 @@
 
 #include "common/hex.h"
 #include "common/printable.h"
+#include "common/wire_enums.h"
 #include "fmt/format.h"
 
 namespace crumb::server {
@@ -93,21 +94,6 @@ std::string Span(double seconds) {
   if (seconds < 7200) return fmt::format("{:.0f} min", seconds / 60);
   if (seconds < 172800) return fmt::format("{:.1f} h", seconds / 3600);
   return fmt::format("{:.1f} d", seconds / 86400);
-}
-
-std::string TierName(v1::Tier tier) {
-  switch (tier) {
-    case v1::TIER_DEVICE:
-      return "device";
-    case v1::TIER_HOST:
-      return "host";
-    case v1::TIER_SSD:
-      return "ssd";
-    case v1::TIER_REMOTE:
-      return "remote";
-    default:
-      return "other";
-  }
 }
 
 constexpr std::array kHitTiers = {TokenTier::kHost, TokenTier::kSsd, TokenTier::kDevice,
@@ -215,9 +201,10 @@ std::string Tiers(const v1::StatsResponse& stats) {
     rows += fmt::format(
         "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>"
         "<td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"t {}\">{}</td></tr>",
-        TierName(tier.tier()), Bytes(static_cast<double>(tier.capacity_bytes())), Bytes(resident),
-        Percent(resident, static_cast<double>(tier.capacity_bytes())), Bytes(logical), tier.pages(),
-        tier.state() == "active" ? "on" : "off", Escaped(tier.state()));
+        TierName(static_cast<Tier>(tier.tier())), Bytes(static_cast<double>(tier.capacity_bytes())),
+        Bytes(resident), Percent(resident, static_cast<double>(tier.capacity_bytes())),
+        Bytes(logical), tier.pages(), tier.state() == "active" ? "on" : "off",
+        Escaped(tier.state()));
   }
   return fmt::format(
       "<section><h2>Tiers</h2><div class=\"wide\"><table><tr><th>tier</th><th class=\"n\">capacity"

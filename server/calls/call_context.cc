@@ -9,7 +9,6 @@
 
 #include "common/status_macros.h"
 #include "fmt/format.h"
-#include "server/page_keys.h"
 
 namespace crumb::server {
 

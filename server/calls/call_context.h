@@ -10,9 +10,9 @@
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "common/executor.h"
-#include "server/event_hub.h"
-#include "server/keyspace_registry.h"
-#include "server/limits.h"
+#include "server/base/limits.h"
+#include "server/events/event_hub.h"
+#include "server/keyspaces/keyspace_registry.h"
 #include "server/metrics/server_metrics.h"
 #include "server/session/session_table.h"
 #include "server/tenants/tenant_quotas.h"
@@ -25,7 +25,6 @@ namespace crumb::server {
 
 class Cluster;
 class DevicePools;
-class HeldMemory;
 class PrefetchBudget;
 
 // Called exactly once, possibly before the call that takes it returns.
@@ -47,7 +46,6 @@ struct CallContext {
   Caller caller;                         // of the call
   DevicePools* pools = nullptr;          // null: this node keeps none
   PrefetchBudget* prefetches = nullptr;  // null: no bound
-  HeldMemory* held = nullptr;            // null: tenants are not told apart
   TenantQuotas* quotas = nullptr;        // null: tenants have none
   int64_t part_max_percent = 100;        // of every budget, for one tenant: TenantBudget
 };

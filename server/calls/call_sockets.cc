@@ -205,11 +205,11 @@ void CallSockets::OnReadable(uint64_t number, CommitHere here, std::span<char> b
     socket->closing->Destroy(socket->owner,
                              std::make_shared<const std::vector<UniqueFd>>(std::move(fds)), count);
   }
-  served = served && Begin(socket, here, buffer.first(*size));
+  served = served && Serve(socket, here, buffer.first(*size));
   if (!served) Close(number);
 }
 
-bool CallSockets::Begin(const std::shared_ptr<Socket>& socket, CommitHere here,
+bool CallSockets::Serve(const std::shared_ptr<Socket>& socket, CommitHere here,
                         std::span<const char> message) {
   const auto call = std::make_shared<Call>();
   if (!call->question.ParseFromArray(message.data(), static_cast<int>(message.size()))) {
@@ -217,6 +217,7 @@ bool CallSockets::Begin(const std::shared_ptr<Socket>& socket, CommitHere here,
   }
   const CallName name = NameOf(call->question);
   if (name.number == 0) return false;
+  const std::shared_ptr<Session>& session = socket->session;
   call->socket = socket;
   call->scope = std::make_unique<CallScope>(context_, calls_, name.rpc);
   call->answer.set_request(name.number);
@@ -224,35 +225,29 @@ bool CallSockets::Begin(const std::shared_ptr<Socket>& socket, CommitHere here,
     MutexLock lock(&mutex_);
     ++open_calls_;
   }
-  const absl::Status admitted = call->scope->Admit(socket->session->engine().tenant());
-  if (admitted.ok()) {
-    Serve(call, here);
-  } else {
-    End(*call, admitted);
-  }
-  return true;
-}
-
-void CallSockets::Serve(const std::shared_ptr<Call>& call, CommitHere here) {
-  const std::shared_ptr<Session>& session = call->socket->session;
+  const absl::Status admitted = call->scope->Admit(session->engine().tenant());
   const Done done = [this, call](const absl::Status& status) { End(*call, status); };
-  if (call->question.has_acquire()) {
+  if (!admitted.ok()) {
+    done(admitted);
+  } else if (call->question.has_acquire()) {
     server::Acquire(context_, session,
                     DeadlineIn(call->question.timeout_us(), context_.clock.Now()),
                     call->question.acquire(), call->answer.mutable_acquire(), done);
-    return;
-  }
-  if (call->question.has_reserve()) {
+  } else if (call->question.has_reserve()) {
     const v1::ReserveRequest& request = call->question.reserve();
     const absl::Status fits = CheckSize(request.count(), request.keys().size(), request.pool());
-    return done(fits.ok() ? Reserve(context_, *session, request, call->answer.mutable_reserve())
-                          : fits);
+    done(fits.ok() ? Reserve(context_, *session, request, call->answer.mutable_reserve()) : fits);
+  } else {
+    const v1::CommitRequest& request = call->question.commit();
+    const absl::Status fits =
+        CheckSize(static_cast<uint64_t>(request.offsets_size()), 0, request.pool());
+    if (!fits.ok()) {
+      done(fits);
+    } else {
+      server::Commit(context_, *session, request, call->answer.mutable_commit(), done, here);
+    }
   }
-  const v1::CommitRequest& request = call->question.commit();
-  const absl::Status fits =
-      CheckSize(static_cast<uint64_t>(request.offsets_size()), 0, request.pool());
-  if (!fits.ok()) return done(fits);
-  server::Commit(context_, session, request, call->answer.mutable_commit(), done, here);
+  return true;
 }
 
 void CallSockets::End(Call& call, const absl::Status& status) {
@@ -265,12 +260,6 @@ void CallSockets::End(Call& call, const absl::Status& status) {
   }
   call.scope->SetCode(status.code());
   call.scope.reset();
-  Answer(call);
-  MutexLock lock(&mutex_);
-  if (--open_calls_ == 0) idle_.NotifyAll();
-}
-
-void CallSockets::Answer(Call& call) {
   if (call.answer.has_acquire() && call.answer.ByteSizeLong() > options_.answer_bytes_max) {
     call.answer.mutable_acquire()->clear_fragments();
     call.answer.mutable_acquire()->clear_device_fragments();
@@ -278,10 +267,13 @@ void CallSockets::Answer(Call& call) {
   }
   const std::string bytes = call.answer.SerializeAsString();
   const int fd = call.socket->fd.get();
-  if (::send(fd, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) return;
-  // The process has ended, or does not read its responses.
-  Withdraw(call);
-  ::shutdown(fd, SHUT_RDWR);
+  if (::send(fd, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+    // The process has ended, or does not read its responses.
+    Withdraw(call);
+    ::shutdown(fd, SHUT_RDWR);
+  }
+  MutexLock lock(&mutex_);
+  if (--open_calls_ == 0) idle_.NotifyAll();
 }
 
 void CallSockets::Withdraw(Call& call) {

@@ -15,8 +15,8 @@
 #include "common/thread.h"
 #include "crumb/v1/call_socket.pb.h"
 #include "server/calls/call_context.h"
+#include "server/calls/call_scope.h"
 #include "server/calls/staging_calls.h"
-#include "server/service/call_scope.h"
 #include "server/session/call_plane.h"
 
 namespace crumb::server {
@@ -62,10 +62,8 @@ class CallSockets final : public CallPlane {
   void Run();
   void OnReadable(uint64_t number, CommitHere here, std::span<char> buffer);
   // Returns false if the message is no SocketCall with a number.
-  bool Begin(const std::shared_ptr<Socket>& socket, CommitHere here, std::span<const char> message);
-  void Serve(const std::shared_ptr<Call>& call, CommitHere here);
+  bool Serve(const std::shared_ptr<Socket>& socket, CommitHere here, std::span<const char> message);
   void End(Call& call, const absl::Status& status);
-  void Answer(Call& call);
   // Takes back what the call was granted: its process does not learn of it.
   void Withdraw(Call& call);
 

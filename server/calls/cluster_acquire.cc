@@ -11,7 +11,6 @@
 namespace crumb::server {
 namespace {
 
-using storage::MissReason;
 using Acquired = std::function<void(absl::StatusOr<storage::AcquireResult>)>;
 
 // The page that begins the run of the page after the first `hits`.
@@ -88,8 +87,8 @@ class AnywhereAcquire : public std::enable_shared_from_this<AnywhereAcquire> {
     for (size_t page = 0; page < result->page_tiers.size(); ++page) {
       if (page < local_.hit_pages) {
         result->page_tiers[page] = local_.page_tiers[page];
-      } else if (result->page_tiers[page] != storage::Tier::kDevice) {
-        result->page_tiers[page] = storage::Tier::kRemote;
+      } else if (result->page_tiers[page] != Tier::kDevice) {
+        result->page_tiers[page] = Tier::kRemote;
       }
     }
     const bool all_there = result->hit_pages == local_.hit_pages + pulled.pages;

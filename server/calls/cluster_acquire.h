@@ -33,6 +33,6 @@ void FindAnywhere(const CallContext& context, const ClusterAcquireRequest& reque
                   std::function<void(FoundPages)> done);
 
 // Whether another node could have the first page that this one lacks.
-bool MayBeElsewhere(storage::MissReason reason);
+bool MayBeElsewhere(MissReason reason);
 
 }  // namespace crumb::server

@@ -23,15 +23,6 @@ using storage::DevicePoolNumber;
 // Slots of a lost session in one call: a megabyte, and more than a device has slots.
 constexpr int64_t kKeptSlotsMax = 262'144;
 
-absl::Status CheckCount(const CallContext& context, const char* field, uint64_t count) {
-  if (count >= 1 && count <= static_cast<uint64_t>(context.limits.commit_fragments_max)) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      fmt::format("{} is {}, must be from 1 to limits.commit_fragments_max, {}", field, count,
-                  context.limits.commit_fragments_max));
-}
-
 // Returns a pool of the session, which must be open unless it releases slots.
 absl::StatusOr<DevicePoolNumber> PoolOf(const CallContext& context, const Session& session,
                                         const std::string& pool, bool must_be_open) {
@@ -169,7 +160,7 @@ absl::Status ReserveSlots(const CallContext& context, const Session& session,
                           const v1::ReserveRequest& request, v1::ReserveResponse* response) {
   CRUMB_ASSIGN_OR_RETURN(const DevicePoolNumber pool,
                          PoolOf(context, session, request.pool(), true));
-  CRUMB_RETURN_IF_ERROR(CheckCount(context, "count", request.count()));
+  CRUMB_RETURN_IF_ERROR(CheckCount(context.limits, "count", request.count()));
   CRUMB_ASSIGN_OR_RETURN(const std::vector<uint64_t> slots,
                          context.pools->Reserve(session, pool, request.request(), request.count()));
   for (const uint64_t slot : slots) response->add_slots(slot);
@@ -180,7 +171,7 @@ absl::Status CommitSlots(const CallContext& context, const Session& session,
                          const v1::CommitRequest& request, v1::CommitResponse* response) {
   CRUMB_ASSIGN_OR_RETURN(const DevicePoolNumber pool,
                          PoolOf(context, session, request.pool(), true));
-  CRUMB_RETURN_IF_ERROR(CheckCount(context, "slots", request.slots_size()));
+  CRUMB_RETURN_IF_ERROR(CheckCount(context.limits, "slots", request.slots_size()));
   if (request.headers_size() != request.slots_size()) {
     return absl::InvalidArgumentError(fmt::format("headers has {} entries, slots {}",
                                                   request.headers_size(), request.slots_size()));
@@ -231,7 +222,7 @@ absl::Status ClaimSlots(const CallContext& context, const Session& session,
   CRUMB_RETURN_IF_ERROR(CheckFields(context.limits, request));
   CRUMB_ASSIGN_OR_RETURN(const DevicePoolNumber pool,
                          PoolOf(context, session, request.pool(), true));
-  CRUMB_RETURN_IF_ERROR(CheckCount(context, "slots", request.slots_size()));
+  CRUMB_RETURN_IF_ERROR(CheckCount(context.limits, "slots", request.slots_size()));
   if (request.headers_size() != request.slots_size()) {
     return absl::InvalidArgumentError(fmt::format("headers has {} entries, slots {}",
                                                   request.headers_size(), request.slots_size()));
@@ -268,8 +259,9 @@ absl::Status ScrubSlots(const CallContext& context, const Session& session,
   CRUMB_RETURN_IF_ERROR(CheckFields(context.limits, request));
   CRUMB_ASSIGN_OR_RETURN(const DevicePoolNumber pool,
                          PoolOf(context, session, request.pool(), true));
-  CRUMB_RETURN_IF_ERROR(CheckCount(
-      context, "slots", static_cast<uint64_t>(request.slots_size()) + request.damaged_size()));
+  CRUMB_RETURN_IF_ERROR(
+      CheckCount(context.limits, "slots",
+                 static_cast<uint64_t>(request.slots_size()) + request.damaged_size()));
   if (request.damaged_keys().size() != request.damaged_size() * sizeof(PageKey)) {
     return absl::InvalidArgumentError(
         fmt::format("damaged_keys has {} bytes, not 32 for each of {} slots",

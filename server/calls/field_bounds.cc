@@ -303,4 +303,13 @@ absl::Status CheckFields(const Limits& limits, const Message& request) {
   return absl::OkStatus();
 }
 
+absl::Status CheckCount(const Limits& limits, const char* field, uint64_t count) {
+  if (count >= 1 && count <= static_cast<uint64_t>(limits.commit_fragments_max)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      fmt::format("{} is {}, must be from 1 to limits.commit_fragments_max, {}", field, count,
+                  limits.commit_fragments_max));
+}
+
 }  // namespace crumb::server

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "google/protobuf/message.h"
-#include "server/limits.h"
+#include "server/base/limits.h"
 
 namespace crumb::server {
 
@@ -42,5 +42,8 @@ std::optional<FieldBound> BoundOf(std::string_view field, const Limits& limits);
 // kInvalidArgument naming the first field that is longer than its bound, and the bound. Looks into
 // messages within the message.
 absl::Status CheckFields(const Limits& limits, const google::protobuf::Message& request);
+
+// kInvalidArgument: a call about no fragment, or about more than limits.commit_fragments_max.
+absl::Status CheckCount(const Limits& limits, const char* field, uint64_t count);
 
 }  // namespace crumb::server

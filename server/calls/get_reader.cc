@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "server/base/wire_enums.h"
 #include "server/calls/cluster_acquire.h"
 #include "server/calls/field_bounds.h"
-#include "server/calls/lease_calls.h"
 #include "server/calls/store_request.h"
 
 namespace crumb::server {
@@ -27,20 +27,16 @@ void GetReader::Open(const CallContext& context, const v1::GetRequest& request, 
     return opened(
         std::unique_ptr<GetReader>(new GetReader(context, {}, v1::MISS_REASON_GENERATION)));
   }
-  AcquireAnywhere(context, MakeClusterRequest(*keyspace, *std::move(wanted), request),
-                  [context, keyspace = *keyspace, keys = request.keys(),
-                   opened = std::move(opened)](absl::StatusOr<storage::AcquireResult> result) {
-                    if (!result.ok()) return opened(result.status());
-                    v1::MissReason reason = ToProto(result->miss_reason);
-                    auto held = HoldMemory(context, *keyspace, keys, result->fragments);
-                    if (!held.ok()) {
-                      context.store.Release(result->lease);
-                      *result = {};
-                      reason = v1::MISS_REASON_BUSY;
-                    }
-                    opened(std::unique_ptr<GetReader>(new GetReader(
-                        context, *std::move(result), reason, std::move(held).value_or(nullptr))));
-                  });
+  AcquireAnywhere(
+      context, MakeClusterRequest(*keyspace, *std::move(wanted), request),
+      [context, opened = std::move(opened)](absl::StatusOr<storage::AcquireResult> result) {
+        if (!result.ok()) return opened(result.status());
+        if (result->part_full) {
+          context.metrics.Reject(Rejection::kHeldMemory, TenantBudget::Taken::kPartFull);
+        }
+        const v1::MissReason reason = ToProto(result->miss_reason);
+        opened(std::unique_ptr<GetReader>(new GetReader(context, *std::move(result), reason)));
+      });
 }
 
 GetReader::~GetReader() {

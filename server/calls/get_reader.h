@@ -30,16 +30,14 @@ class GetReader {
   bool Next(Part& part);
 
  private:
-  GetReader(const CallContext& context, storage::AcquireResult result, v1::MissReason miss,
-            std::shared_ptr<const void> held = nullptr)
-      : context_(context), result_(std::move(result)), miss_reason_(miss), held_(std::move(held)) {}
+  GetReader(const CallContext& context, storage::AcquireResult result, v1::MissReason miss)
+      : context_(context), result_(std::move(result)), miss_reason_(miss) {}
 
   const CallContext context_;
   const storage::AcquireResult result_;
   const v1::MissReason miss_reason_;
-  const std::shared_ptr<const void> held_;  // budget that the leased pages take
-  size_t fragment_ = 0;                     // being read
-  size_t sent_ = 0;                         // of its tiles
+  size_t fragment_ = 0;  // being read
+  size_t sent_ = 0;      // of its tiles
   bool finished_ = false;
 };
 

@@ -6,6 +6,7 @@
 
 #include "common/limited_log.h"
 #include "common/status_macros.h"
+#include "server/base/wire_enums.h"
 #include "server/calls/field_bounds.h"
 
 namespace crumb::server {
@@ -36,10 +37,6 @@ void TellSessions(const CallContext& context, const NoticeQueue::StateChange& ch
       context.metrics.notices_dropped.Add();
     }
   }
-}
-
-v1::KeyspaceState ToProto(ServingState state) {
-  return state == ServingState::kBf16 ? v1::KEYSPACE_STATE_BF16 : v1::KEYSPACE_STATE_ACTIVE;
 }
 
 void OpenKeyspace(const CallContext& context, const v1::OpenKeyspaceRequest& request,
@@ -93,15 +90,15 @@ void SetKeyspaceState(const CallContext& context, const v1::SetKeyspaceStateRequ
   if (request.state() != v1::KEYSPACE_STATE_ACTIVE && request.state() != v1::KEYSPACE_STATE_BF16) {
     return done(absl::InvalidArgumentError("state must be ACTIVE or BF16"));
   }
-  const ServingState state =
-      request.state() == v1::KEYSPACE_STATE_BF16 ? ServingState::kBf16 : ServingState::kActive;
+  const KeyspaceState state =
+      request.state() == v1::KEYSPACE_STATE_BF16 ? KeyspaceState::kBf16 : KeyspaceState::kActive;
   RunOnControl(
       context,
       [context, id = (*keyspace)->id, state, &request]() -> absl::Status {
         CRUMB_RETURN_IF_ERROR(
             context.keyspaces.SetState(id, state, {request.who(), request.reason()}));
         LogWarningLimited("keyspace {} is in state {} now, set by '{}': {}", id.ToHex(),
-                          state == ServingState::kBf16 ? "bf16" : "active", request.who(),
+                          state == KeyspaceState::kBf16 ? "bf16" : "active", request.who(),
                           request.reason());
         TellSessions(context, {id, state, request.reason(), GenerationOf(context, id)});
         return absl::OkStatus();

@@ -7,8 +7,6 @@
 
 namespace crumb::server {
 
-v1::KeyspaceState ToProto(ServingState state);
-
 // Tells every session stream.
 void TellSessions(const CallContext& context, const NoticeQueue::StateChange& change);
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <utility>
 
 #include "common/status_macros.h"
@@ -15,20 +14,20 @@
 #include "server/calls/prefetch_budget.h"
 #include "server/calls/store_request.h"
 #include "server/device/device_pools.h"
-#include "server/held_memory.h"
 
 namespace crumb::server {
 namespace {
 
-TokenTier TokenTierOf(storage::Tier tier) {
+TokenTier TokenTierOf(Tier tier) {
   switch (tier) {
-    case storage::Tier::kDevice:
+    case Tier::kDevice:
       return TokenTier::kDevice;
-    case storage::Tier::kSsd:
+    case Tier::kSsd:
       return TokenTier::kSsd;
-    case storage::Tier::kRemote:
+    case Tier::kRemote:
       return TokenTier::kRemote;
-    case storage::Tier::kHost:
+    case Tier::kUnknown:
+    case Tier::kHost:
       break;
   }
   return TokenTier::kHost;
@@ -61,32 +60,6 @@ uint64_t FillFragments(const std::vector<storage::FragmentRef>& found, v1::Fragm
   return bytes;
 }
 
-}  // namespace
-
-absl::StatusOr<std::shared_ptr<const void>> HoldMemory(
-    const CallContext& context, const Keyspace& keyspace, std::string_view keys,
-    const std::vector<storage::FragmentRef>& fragments) {
-  if (context.held == nullptr || fragments.empty()) return std::shared_ptr<const void>();
-  std::vector<HeldMemory::PageBytes> pages;
-  uint32_t last = UINT32_MAX;
-  for (const storage::FragmentRef& fragment : fragments) {
-    if (fragment.page != last) {
-      last = fragment.page;
-      auto& page = pages.emplace_back();
-      std::memcpy(page.key.bytes.data(), keys.data() + size_t{last} * sizeof(PageKey),
-                  sizeof(PageKey));
-    }
-    pages.back().bytes += fragment.tiles_bytes;
-  }
-  auto held = context.held->TakeLease(keyspace.tenant, keyspace.id, pages);
-  if (!held.ok()) {
-    context.metrics.Reject(Rejection::kHeldMemory, TenantBudget::Taken::kPartFull);
-  }
-  return held;
-}
-
-namespace {
-
 // One Acquire until it is answered; counts its tokens when it goes, whatever became of it.
 class Acquisition {
  public:
@@ -112,18 +85,7 @@ class Acquisition {
     done_(absl::OkStatus());
   }
 
-  // `taken` pages were taken off the engine's budget. Takes the request's keys.
-  static void Start(const std::shared_ptr<Acquisition>& self, ClusterAcquireRequest request,
-                    uint64_t taken) {
-    const bool cut = request.wanted.keys.size() > taken;
-    if (cut) request.wanted.keys.resize(taken);
-    AcquireAnywhere(self->context_, std::move(request),
-                    [self, taken, cut](absl::StatusOr<storage::AcquireResult> result) {
-                      self->Finish(std::move(result), taken, cut);
-                    });
-  }
-
- private:
+  // `taken` pages were taken off the engine's budget, fewer than the request has if it was `cut`.
   void Finish(absl::StatusOr<storage::AcquireResult> result, uint64_t taken, bool cut) {
     context_.metrics.stages.of(Stage::kAcquireStore)
         .Observe(SecondsBetween(started_, context_.clock.Now()));
@@ -132,19 +94,15 @@ class Acquisition {
       CountTokens({});
       return done_(result.status());
     }
+    if (result->part_full) {
+      context_.metrics.Reject(Rejection::kHeldMemory, TenantBudget::Taken::kPartFull);
+    }
     if (!GrantSlabs(context_, *session_, keyspace_->id, result->fragments)) {
       engine().AddLease(0, 0, taken, session_->token());
       context_.store.Release(result->lease);
       return Miss(v1::MISS_REASON_BUSY);
     }
-    auto held = HoldMemory(context_, *keyspace_, request_.keys(), result->fragments);
-    if (!held.ok()) {
-      engine().AddLease(0, 0, taken, session_->token());
-      context_.store.Release(result->lease);
-      return Miss(v1::MISS_REASON_BUSY);
-    }
-    if (!engine().AddLease(result->lease, result->hit_pages, taken, session_->token(),
-                           *std::move(held))) {
+    if (!engine().AddLease(result->lease, result->hit_pages, taken, session_->token())) {
       context_.store.Release(result->lease);
       CountTokens({});
       return done_(absl::UnauthenticatedError("the session ended"));
@@ -172,28 +130,29 @@ class Acquisition {
     done_(absl::OkStatus());
   }
 
+ private:
   void Fill(const storage::AcquireResult& result, bool cut) {
     response_->set_lease(result.lease);
     response_->set_hit_pages(result.hit_pages);
     auto& tiers = *response_->mutable_page_tiers();
     tiers.Reserve(static_cast<int>(result.page_tiers.size()));
-    for (const storage::Tier tier : result.page_tiers) tiers.AddAlreadyReserved(ToProto(tier));
+    for (const Tier tier : result.page_tiers) tiers.AddAlreadyReserved(ToProto(tier));
     context_.metrics.shm_bytes_out.Add(
         FillFragments(result.fragments, response_->mutable_fragments()));
     FillDeviceFragments(context_, *session_, request_, result.device_fragments,
                         response_->mutable_device_fragments());
-    const bool complete = result.miss_reason == storage::MissReason::kNone;
+    const bool complete = result.miss_reason == MissReason::kNone;
     response_->set_miss_reason(complete && cut ? v1::MISS_REASON_BUSY
                                                : ToProto(result.miss_reason));
     if (complete && cut) context_.metrics.Reject(Rejection::kLeaseBudget);
-    if (result.miss_reason == storage::MissReason::kDeadline) {
+    if (result.miss_reason == MissReason::kDeadline) {
       context_.metrics.deadline_exceeded.Add();
     }
   }
 
-  void CountTokens(const std::vector<storage::Tier>& hits) {
+  void CountTokens(const std::vector<Tier>& hits) {
     std::array<uint64_t, kTokenTierCount> tokens{};
-    for (const storage::Tier tier : hits) {
+    for (const Tier tier : hits) {
       tokens[static_cast<size_t>(TokenTierOf(tier))] += kPageTokens;
     }
     for (int tier = 0; tier < kTokenTierCount; ++tier) {
@@ -218,18 +177,6 @@ class Acquisition {
   const Done done_;
   const TimePoint started_;
 };
-
-}  // namespace
-
-v1::Tier ToProto(storage::Tier tier) {
-  static_assert(static_cast<int>(storage::Tier::kDevice) == v1::TIER_DEVICE &&
-                static_cast<int>(storage::Tier::kHost) == v1::TIER_HOST &&
-                static_cast<int>(storage::Tier::kSsd) == v1::TIER_SSD &&
-                static_cast<int>(storage::Tier::kRemote) == v1::TIER_REMOTE);
-  return static_cast<v1::Tier>(tier);
-}
-
-namespace {
 
 absl::Status CheckPeerSums(const Keyspace& keyspace, const v1::AcquireRequest& request) {
   if (!request.has_peer_sums()) return absl::OkStatus();
@@ -318,8 +265,12 @@ void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimeP
     context.metrics.Reject(Rejection::kLeaseBudget);
     return acquisition->Miss(v1::MISS_REASON_BUSY);
   }
-  Acquisition::Start(acquisition, MakeClusterRequest(*keyspace, *std::move(wanted), request),
-                     taken);
+  const bool cut = wanted->keys.size() > taken;
+  if (cut) wanted->keys.resize(taken);
+  AcquireAnywhere(context, MakeClusterRequest(*keyspace, *std::move(wanted), request),
+                  [acquisition, taken, cut](absl::StatusOr<storage::AcquireResult> result) {
+                    acquisition->Finish(std::move(result), taken, cut);
+                  });
 }
 
 void Lookup(const CallContext& context, TimePoint deadline, const v1::LookupRequest& request,
@@ -344,7 +295,7 @@ void Lookup(const CallContext& context, TimePoint deadline, const v1::LookupRequ
   FindAnywhere(context, MakeClusterRequest(*keyspace, *std::move(wanted), request),
                [response, done = std::move(done)](const FoundPages& found) {
                  response->set_hit_pages(static_cast<uint32_t>(found.tiers.size()));
-                 for (const storage::Tier tier : found.tiers) {
+                 for (const Tier tier : found.tiers) {
                    response->add_page_tiers(ToProto(tier));
                  }
                  for (const std::string& node : found.nodes) response->add_nodes(node);
@@ -380,7 +331,7 @@ absl::Status Prefetch(const CallContext& context, const v1::PrefetchRequest& req
   if (!keyspace->serves()) return absl::OkStatus();
   const storage::LookupResult there = context.store.Lookup(wanted);
   response->set_queued_pages(static_cast<uint32_t>(
-      std::count(there.page_tiers.begin(), there.page_tiers.end(), storage::Tier::kSsd)));
+      std::count(there.page_tiers.begin(), there.page_tiers.end(), Tier::kSsd)));
   if (context.cluster != nullptr && MayBeElsewhere(there.miss_reason)) {
     response->set_asked_pages(static_cast<uint32_t>(wanted.keys.size()) - there.hit_pages);
   } else {

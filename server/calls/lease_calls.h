@@ -7,19 +7,10 @@
 #include <vector>
 
 #include "crumb/v1/cache_service.pb.h"
+#include "server/base/wire_enums.h"
 #include "server/calls/call_context.h"
-#include "server/miss_reason.h"
 
 namespace crumb::server {
-
-v1::Tier ToProto(storage::Tier tier);
-
-// Takes the memory of leased fragments off the part of host memory that the keyspace's tenant may
-// keep from eviction; ends with the result. `keys` are those that the fragments' pages index. Null
-// where tenants are not told apart. kResourceExhausted, counted: the tenant holds its part.
-absl::StatusOr<std::shared_ptr<const void>> HoldMemory(
-    const CallContext& context, const Keyspace& keyspace, std::string_view keys,
-    const std::vector<storage::FragmentRef>& fragments);
 
 // Leases the longest prefix for the session's engine and counts the requested tokens once.
 // `request` and `response` stay valid until `done`. A lease whose response cannot be delivered must

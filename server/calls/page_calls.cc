@@ -10,7 +10,6 @@
 #include "server/calls/field_bounds.h"
 #include "server/calls/store_request.h"
 #include "server/cluster/cluster.h"
-#include "server/held_memory.h"
 
 namespace crumb::server {
 
@@ -30,26 +29,18 @@ absl::StatusOr<Duration> TtlOf(const CallContext& context, const v1::PinRequest&
 // be kept from eviction. kResourceExhausted then, naming how many are pinned.
 absl::Status PinPages(const CallContext& context, const Keyspace& keyspace,
                       std::span<const PageKey> keys, TimePoint until, v1::PinResponse* response) {
-  if (context.held == nullptr) {
-    response->set_pinned_pages(context.store.Pin(keyspace.id, keys, until));
-    return absl::OkStatus();
-  }
   uint32_t pinned = 0;
   for (const PageKey& key : keys) {
-    const uint64_t bytes = context.store.PageBytes(keyspace.id, key);
-    if (bytes == 0) continue;  // absent, or on a device only, whose pools are the tenant's own
-    uint32_t there = 0;
-    const absl::Status held =
-        context.held->Pin(keyspace.tenant, keyspace.id, {key, bytes}, until, [&] {
-          there = context.store.Pin(keyspace.id, {&key, 1}, until);
-          return there > 0;
-        });
-    if (!held.ok()) {
+    // Pages that only devices have are in pools of the tenant's own.
+    if (context.tenants != nullptr && context.store.PageBytes(keyspace.id, key) == 0) continue;
+    const absl::StatusOr<uint32_t> there = context.store.Pin(keyspace.id, {&key, 1}, until);
+    if (!there.ok()) {
       context.metrics.Reject(Rejection::kHeldMemory, TenantBudget::Taken::kPartFull);
       return absl::ResourceExhaustedError(fmt::format("{} of {} pages are pinned: {}", pinned,
-                                                      keys.size(), std::string(held.message())));
+                                                      keys.size(),
+                                                      std::string(there.status().message())));
     }
-    pinned += there;
+    pinned += *there;
   }
   response->set_pinned_pages(pinned);
   return absl::OkStatus();
@@ -89,17 +80,7 @@ absl::Status Unpin(const CallContext& context, const v1::UnpinRequest& request,
   CRUMB_RETURN_IF_ERROR(CheckFields(context.limits, request));
   CRUMB_ASSIGN_OR_RETURN(const auto keyspace, FindKeyspace(context, request.keyspace()));
   CRUMB_ASSIGN_OR_RETURN(const std::vector<PageKey> keys, ReadKeys(context, request.keys()));
-  if (context.held == nullptr) {
-    response->set_unpinned_pages(context.store.Unpin(keyspace->id, keys));
-    return absl::OkStatus();
-  }
-  uint32_t unpinned = 0;
-  for (const PageKey& key : keys) {
-    context.held->Unpin(keyspace->tenant, keyspace->id, key, [&] {
-      unpinned += context.store.Unpin(keyspace->id, {&key, 1});
-    });
-  }
-  response->set_unpinned_pages(unpinned);
+  response->set_unpinned_pages(context.store.Unpin(keyspace->id, keys));
   return absl::OkStatus();
 }
 
@@ -123,15 +104,6 @@ void Delete(const CallContext& context, const v1::DeleteRequest& request,
         return deleted.status();
       },
       std::move(done));
-}
-
-void ForgetPinOf(const storage::PageEvent& removed, const KeyspaceRegistry& keyspaces,
-                 const storage::TieredStore& store, HeldMemory& held) {
-  if (!held.has_pins()) return;
-  const auto keyspace = keyspaces.Find(removed.keyspace);
-  if (keyspace == nullptr) return;
-  held.ForgetRemoved(keyspace->tenant, removed.keyspace, removed.key,
-                     [&] { return store.PageBytes(removed.keyspace, removed.key) > 0; });
 }
 
 void Flush(const CallContext& context, const v1::FlushRequest& request, v1::FlushResponse* response,

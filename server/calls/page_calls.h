@@ -14,9 +14,6 @@ absl::Status Unpin(const CallContext& context, const v1::UnpinRequest& request,
 // Pages that other nodes have are brought here first, if the request may wait.
 void Pin(const CallContext& context, TimePoint deadline, const v1::PinRequest& request,
          v1::PinResponse* response, Done done);
-// Ends the budget of a page's pin when the page has left its last tier. Call for each removal.
-void ForgetPinOf(const storage::PageEvent& removed, const KeyspaceRegistry& keyspaces,
-                 const storage::TieredStore& store, HeldMemory& held);
 void Delete(const CallContext& context, const v1::DeleteRequest& request,
             v1::DeleteResponse* response, Done done);
 void Flush(const CallContext& context, const v1::FlushRequest& request, v1::FlushResponse* response,

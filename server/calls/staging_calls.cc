@@ -45,15 +45,6 @@ absl::StatusOr<std::shared_ptr<StagingArea>> StagingOf(const Session& session) {
   return staging;
 }
 
-absl::Status CheckCount(const CallContext& context, const char* field, uint64_t count) {
-  if (count >= 1 && count <= static_cast<uint64_t>(context.limits.commit_fragments_max)) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      fmt::format("{} is {}, must be from 1 to limits.commit_fragments_max, {}", field, count,
-                  context.limits.commit_fragments_max));
-}
-
 // `reserves` of a Commit or an Abort.
 template <typename Request>
 absl::Status CheckReserves(const Request& request) {
@@ -117,7 +108,7 @@ absl::Status Reserve(const CallContext& context, const Session& session,
   CRUMB_RETURN_IF_ERROR(CheckFields(context.limits, request));
   if (!request.pool().empty()) return ReserveSlots(context, session, request, response);
   CRUMB_ASSIGN_OR_RETURN(const auto staging, StagingOf(session));
-  CRUMB_RETURN_IF_ERROR(CheckCount(context, "count", request.count()));
+  CRUMB_RETURN_IF_ERROR(CheckCount(context.limits, "count", request.count()));
   const uint64_t bytes = request.fragment_bytes();
   if (bytes == 0 || bytes > context.limits.fragment_bytes_max.value) {
     return absl::InvalidArgumentError(
@@ -127,7 +118,7 @@ absl::Status Reserve(const CallContext& context, const Session& session,
   if (!request.keys().empty()) {
     CRUMB_ASSIGN_OR_RETURN(const auto keyspace, FindKeyspace(context, request.keyspace()));
     CRUMB_ASSIGN_OR_RETURN(const auto keys, ReadKeys(context, request.keys(), Repeats::kAllowed));
-    context.store.SetPending(keyspace->id, keys);
+    context.store.SetPending(keyspace->id, keyspace->tenant, keys);
   }
   for (uint32_t i = 0; i < request.count(); ++i) {
     uint64_t offset = 0;
@@ -137,15 +128,14 @@ absl::Status Reserve(const CallContext& context, const Session& session,
   return absl::OkStatus();
 }
 
-void Commit(const CallContext& context, std::shared_ptr<Session> session,
-            const v1::CommitRequest& request, v1::CommitResponse* response, Done done,
-            CommitHere here) {
+void Commit(const CallContext& context, const Session& session, const v1::CommitRequest& request,
+            v1::CommitResponse* response, Done done, CommitHere here) {
   const absl::Status fits = CheckFields(context.limits, request);
   if (!fits.ok()) return done(fits);
-  if (!request.pool().empty()) return done(CommitSlots(context, *session, request, response));
-  const auto staging = StagingOf(*session);
+  if (!request.pool().empty()) return done(CommitSlots(context, session, request, response));
+  const auto staging = StagingOf(session);
   if (!staging.ok()) return done(staging.status());
-  const absl::Status counted = CheckCount(context, "offsets", request.offsets_size());
+  const absl::Status counted = CheckCount(context.limits, "offsets", request.offsets_size());
   if (!counted.ok()) return done(counted);
   const auto work = std::make_shared<CommitWork>();
   const absl::Status named = CheckReserves(request);
@@ -164,7 +154,7 @@ void Commit(const CallContext& context, std::shared_ptr<Session> session,
   auto keyspace = FindKeyspace(context, request.keyspace());
   if (!keyspace.ok()) return done(keyspace.status());
   work->keyspace = *keyspace;
-  work->notices = session->notices();
+  work->notices = session.notices();
   work->tiles_bytes.assign(request.header_offsets().begin(), request.header_offsets().end());
   work->response = response;
   work->queued_at = context.clock.Now();
@@ -188,7 +178,7 @@ absl::Status Abort(const CallContext& context, const Session& session,
   CRUMB_ASSIGN_OR_RETURN(const auto staging, StagingOf(session));
   for (const uint64_t number : request.requests()) staging->GiveUp(number);
   if (request.offsets().empty() && !request.requests().empty()) return absl::OkStatus();
-  CRUMB_RETURN_IF_ERROR(CheckCount(context, "offsets", request.offsets_size()));
+  CRUMB_RETURN_IF_ERROR(CheckCount(context.limits, "offsets", request.offsets_size()));
   CRUMB_RETURN_IF_ERROR(CheckReserves(request));
   uint32_t unknown = 0;
   for (int i = 0; i < request.offsets_size(); ++i) {
@@ -237,7 +227,7 @@ v1::CommitOutcome CommitFragment(const CallContext& context, const Keyspace& key
   if (!quota.ok()) return refuse(Refusal::kQuota, quota);
   request.tiles = fragment.first(tiles_bytes);
   request.logical_tile_bytes = keyspace.geometry.bf16_tile_bytes();
-  const absl::StatusOr<storage::CommitOutcome> outcome = context.store.Commit(request);
+  const absl::StatusOr<CommitOutcome> outcome = context.store.Commit(request);
   if (absl::IsResourceExhausted(outcome.status())) {
     return refuse(Refusal::kNoRoom, outcome.status());
   }
@@ -246,7 +236,7 @@ v1::CommitOutcome CommitFragment(const CallContext& context, const Keyspace& key
                   outcome.status());
   }
   if (notices != nullptr) context.events.AwaitDurable(request.header, notices);
-  if (*outcome == storage::CommitOutcome::kDeduplicated) return v1::COMMIT_OUTCOME_DEDUPLICATED;
+  if (*outcome == CommitOutcome::kDeduplicated) return v1::COMMIT_OUTCOME_DEDUPLICATED;
   if (context.cluster != nullptr) context.cluster->Committed(request.header);
   return v1::COMMIT_OUTCOME_STORED;
 }

@@ -23,9 +23,8 @@ enum class CommitHere : uint8_t { kNever, kIfSmall };
 // Frees every reservation that the request names, whatever comes of it, unless `reserves` does not
 // fit. `response` stays valid until `done`. kInvalidArgument: an offset is not reserved, or arrays
 // differ in length.
-void Commit(const CallContext& context, std::shared_ptr<Session> session,
-            const v1::CommitRequest& request, v1::CommitResponse* response, Done done,
-            CommitHere here = CommitHere::kNever);
+void Commit(const CallContext& context, const Session& session, const v1::CommitRequest& request,
+            v1::CommitResponse* response, Done done, CommitHere here = CommitHere::kNever);
 
 absl::Status Abort(const CallContext& context, const Session& session,
                    const v1::AbortRequest& request);

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/calls/status_calls.h"
 
+#include "server/base/wire_enums.h"
 #include "server/calls/keyspace_calls.h"
 #include "server/cluster/cluster.h"
 #include "server/metrics/counter_list.h"

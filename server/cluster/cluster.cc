@@ -10,6 +10,7 @@
 
 #include "common/executor.h"
 #include "common/logging.h"
+#include "common/random_id.h"
 #include "common/status_macros.h"
 #include "server/cluster/drain.h"
 #include "server/cluster/etcd_membership.h"
@@ -17,19 +18,17 @@
 #include "server/cluster/locate.h"
 #include "server/cluster/node_check.h"
 #include "server/cluster/page_source.h"
-#include "server/cluster/peer_transport.h"
 #include "server/cluster/pusher.h"
 #include "server/cluster/record_merger.h"
 #include "server/cluster/reoffer.h"
 #include "server/cluster/static_membership.h"
-#include "server/session/random_id.h"
 #include "storage/deadline_timer.h"
 #include "transport/ucx_transport.h"
 
 namespace crumb::server {
 namespace {
 
-// Pages whose run is remembered: 72 bytes each.
+// Pages whose run is remembered: some 170 bytes each. A smaller directory bounds them further.
 constexpr size_t kRememberedRuns = 1 << 18;
 constexpr auto kReapInterval = std::chrono::seconds(1);
 // Bytes of records in one PeerKeyspaces message; a record is 1.3 MiB at most (keyspace_merge.h), so
@@ -65,7 +64,8 @@ class RunningCluster final : public Cluster {
         source_(parts_.store, parts_.keyspaces, sessions_, metrics_,
                 static_cast<size_t>(parts_.options.peer_reads_max)),
         holders_(static_cast<size_t>(parts_.options.directory_pages_max)),
-        runs_(parts_.store, kRememberedRuns),
+        runs_(parts_.store,
+              std::min(kRememberedRuns, static_cast<size_t>(parts_.options.directory_pages_max))),
         timer_(parts_.clock),
         steps_({"crumb-pull", static_cast<int>(parts_.options.pull_threads),
                 static_cast<size_t>(parts_.options.pull_queue)}),
@@ -87,8 +87,8 @@ class RunningCluster final : public Cluster {
 
   absl::Status OpenTransport() {
     if (parts_.transport.listen.empty()) return absl::OkStatus();
-    CRUMB_ASSIGN_OR_RETURN(transport_,
-                           OpenPeerTransport(parts_.transport, source_, parts_.spoken.frames));
+    CRUMB_ASSIGN_OR_RETURN(
+        transport_, transport::OpenUcxTransport(parts_.transport, &source_, parts_.spoken.frames));
     LogInfo("transport: {} at {}", transport_->Describe(), transport_->address());
     const auto test = transport::RunSelfTest(parts_.transport);
     if (test.ok()) {
@@ -154,7 +154,7 @@ class RunningCluster final : public Cluster {
   }
 
   void Pull(PullRequest request, std::function<void(PullResult)> done) override {
-    if (peers_.All().empty()) return done({0, storage::MissReason::kNone});
+    if (peers_.All().empty()) return done({0, MissReason::kNone});
     reader_.Pull(std::move(request), std::move(done));
   }
   void Find(PullRequest request, std::function<void(FoundPages)> done) override {
@@ -264,8 +264,9 @@ class RunningCluster final : public Cluster {
     };
     events.own_version = [this] { return parts_.keyspaces.version(); };
     events.own_page = [this](uint64_t after) { return OwnPageAfter(after); };
-    events.tell_peers = [this](Membership::Keyspaces keyspaces, std::function<void()> failed) {
-      TellPeers(std::move(keyspaces), std::move(failed));
+    events.tell_peers = [this](Membership::Keyspaces keyspaces,
+                               const std::function<void()>& failed) {
+      TellPeers(std::move(keyspaces), failed);
     };
     events.withhold = [this](Withholding withheld) { parts_.keyspaces.Withhold(withheld); };
     if (!options.etcd.empty()) {

@@ -92,9 +92,10 @@ void ClusterOptions::Visit(ConfigVisitor& visitor) {
                 "Offers of a page to a home; what it has not taken then is dropped.");
   visitor.Field("push_retry", push_retry,
                 "Pause before the second one; each is twice the one before.");
-  visitor.Field(
-      "directory_pages_max", directory_pages_max,
-      "Pages of which this node, as their home, knows the holders; about 350 bytes each.");
+  visitor.Field("directory_pages_max", directory_pages_max,
+                "Pages of which this node, as their home, knows the holders; about 350 bytes each. "
+                "crumbd also remembers the run of as many pages, at most 262,144, in 170 bytes "
+                "each.");
   visitor.Field("reoffer_pages_per_second", reoffer_pages_per_second,
                 "Pages of this node that new homes hear of, in a second.");
   visitor.Field("peer_leases_max", peer_leases_max,

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "common/config_visitor.h"
-#include "server/cluster/etcd_access.h"
+#include "server/cluster/etcd/etcd_access.h"
 
 namespace crumb::server {
 

@@ -45,9 +45,9 @@ void Drain::Run(const std::function<void()>& drained) {
   uint64_t total = 0;
   for (const auto& keyspace : keyspaces_.List()) {
     std::vector<PageKey> keys;
-    store_.ForEachPage(keyspace->id, [&keys](const PageKey& key, storage::Tier tier) {
+    store_.ForEachPage(keyspace->id, [&keys](const PageKey& key, Tier tier) {
       // No other node can read what lies on a device.
-      if (tier != storage::Tier::kDevice) keys.push_back(key);
+      if (tier != Tier::kDevice) keys.push_back(key);
     });
     total += keys.size();
     pages.emplace_back(keyspace, std::move(keys));

@@ -9,7 +9,7 @@
 #include "common/mutex.h"
 #include "common/thread.h"
 #include "server/cluster/pusher.h"
-#include "server/keyspace_registry.h"
+#include "server/keyspaces/keyspace_registry.h"
 #include "storage/tiered_store.h"
 
 namespace crumb::server {

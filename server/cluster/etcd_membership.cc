@@ -10,7 +10,7 @@
 #include "common/status_macros.h"
 #include "fmt/format.h"
 #include "server/cluster/node_check.h"
-#include "server/keyspace_merge.h"
+#include "server/keyspaces/keyspace_merge.h"
 
 namespace crumb::server {
 namespace {

@@ -8,8 +8,6 @@
 
 namespace crumb::server {
 
-using storage::MissReason;
-
 FindOperation::FindOperation(const PullContext& context, PullRequest request, Done done)
     : HomeInquiry(context, std::move(request), nullptr),
       here_(TiersHere(context.store, request_)),
@@ -73,7 +71,7 @@ std::optional<FoundPages> FindOperation::Known(bool late) const {
     const auto [number, is_new] =
         numbers.try_emplace(source.node, static_cast<uint32_t>(found.nodes.size()));
     if (is_new) found.nodes.push_back(source.node);
-    found.tiers.push_back(storage::Tier::kRemote);
+    found.tiers.push_back(Tier::kRemote);
     found.page_nodes.push_back(number->second);
   }
   return found;

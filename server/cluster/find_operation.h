@@ -43,7 +43,7 @@ class FindOperation final : public HomeInquiry {
   // Returns the pages found so far; none: a node may still report the next page.
   std::optional<FoundPages> Known(bool late) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const std::vector<std::optional<storage::Tier>> here_;
+  const std::vector<std::optional<Tier>> here_;
   Done done_ ABSL_GUARDED_BY(mutex_);
   std::vector<Found> found_ ABSL_GUARDED_BY(mutex_);  // of each of runs_
   std::optional<storage::DeadlineTimer::Id> timer_ ABSL_GUARDED_BY(mutex_);

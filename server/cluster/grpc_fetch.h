@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "crumb/v1/peer_service.grpc.pb.h"
-#include "server/cluster/outgoing_calls.h"
+#include "server/base/outgoing_calls.h"
 #include "transport/fetch.h"
 
 namespace crumb::server {

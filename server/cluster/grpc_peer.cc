@@ -26,6 +26,8 @@ std::shared_ptr<v1::PeerService::Stub> PeerStub(const std::string& address,
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMaxMs);
   // A channel of its own for each node, even when a test runs several in one process.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  // A node's responses are bounded as they arrive, which decompression would undo.
+  arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   if (!channel.name.empty()) arguments.SetSslTargetNameOverride(channel.name);
   const auto made = grpc::CreateCustomChannel(address, channel.credentials, arguments);
   if (when == ConnectWhen::kNow) made->GetState(/*try_to_connect=*/true);

@@ -5,9 +5,9 @@
 #include <memory>
 
 #include "crumb/v1/peer_service.grpc.pb.h"
-#include "server/cluster/outgoing_calls.h"
+#include "server/base/outgoing_calls.h"
+#include "server/base/tls_credentials.h"
 #include "server/cluster/peer.h"
-#include "server/tls_credentials.h"
 #include "transport/transport.h"
 
 namespace crumb::server {

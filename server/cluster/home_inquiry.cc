@@ -140,7 +140,7 @@ void HomeInquiry::NoteAnswer(const std::shared_ptr<Peer>& peer, const std::vecto
   if (answer.ok()) NoteHits(peer, runs, *answer);
   for (const size_t run : runs) {
     if (absl::IsDeadlineExceeded(answer.status())) {
-      runs_[run].reason = storage::MissReason::kDeadline;
+      runs_[run].reason = MissReason::kDeadline;
     } else if (answer.ok() && answer->miss_reason() != v1::MISS_REASON_UNSPECIFIED) {
       runs_[run].reason = ReasonFromProto(answer->miss_reason());
     }

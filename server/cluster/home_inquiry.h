@@ -27,7 +27,7 @@ class HomeInquiry : public std::enable_shared_from_this<HomeInquiry> {
     PageKey key;
     std::vector<size_t> pages;  // indices into request_.keys
     size_t unanswered = 0;      // homes that were asked, or whose referrals are being followed
-    storage::MissReason reason = storage::MissReason::kAbsent;  // of the first page that is no hit
+    MissReason reason = MissReason::kAbsent;  // of the first page that is no hit
   };
 
   // `steps`: runs what follows from answers; null: the thread that brings them.

@@ -8,8 +8,6 @@
 
 namespace crumb::server {
 
-using storage::MissReason;
-
 std::vector<RunSpan> RunsOf(const PullRequest& request) {
   std::vector<RunSpan> runs;
   size_t begin = 0;
@@ -24,9 +22,9 @@ std::vector<RunSpan> RunsOf(const PullRequest& request) {
   return runs;
 }
 
-std::vector<std::optional<storage::Tier>> TiersHere(storage::TieredStore& store,
-                                                    const PullRequest& request) {
-  std::vector<std::optional<storage::Tier>> tiers(request.keys.size());
+std::vector<std::optional<Tier>> TiersHere(storage::TieredStore& store,
+                                           const PullRequest& request) {
+  std::vector<std::optional<Tier>> tiers(request.keys.size());
   storage::AcquireRequest one;
   one.keyspace = request.keyspace->id;
   one.generation = request.keyspace->generation.load();
@@ -112,17 +110,12 @@ std::string KeyBytes(const std::vector<PageKey>& keys, const std::vector<size_t>
 MissReason ReasonFromProto(v1::MissReason reason) {
   switch (reason) {
     case v1::MISS_REASON_PENDING:
-      return MissReason::kPending;
     case v1::MISS_REASON_DEADLINE:
-      return MissReason::kDeadline;
     case v1::MISS_REASON_CORRUPT:
-      return MissReason::kCorrupt;
     case v1::MISS_REASON_GENERATION:
-      return MissReason::kGeneration;
     case v1::MISS_REASON_NOT_COVERED:
-      return MissReason::kNotCovered;
     case v1::MISS_REASON_BUSY:
-      return MissReason::kBusy;
+      return static_cast<MissReason>(reason);
     default:
       return MissReason::kAbsent;
   }

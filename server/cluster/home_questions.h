@@ -24,8 +24,7 @@ std::vector<RunSpan> RunsOf(const PullRequest& request);
 
 // The tier of each page that this node has. Behind the first one that it lacks there may be some:
 // as their home.
-std::vector<std::optional<storage::Tier>> TiersHere(storage::TieredStore& store,
-                                                    const PullRequest& request);
+std::vector<std::optional<Tier>> TiersHere(storage::TieredStore& store, const PullRequest& request);
 
 // One node, and the runs that it is asked for.
 struct HomeQuestion {
@@ -54,6 +53,6 @@ bool Fits(const v1::PeerAcquireRequest& question, const v1::PeerAcquireResponse&
 // The bytes of keys[i] for i in `pages`.
 std::string KeyBytes(const std::vector<PageKey>& keys, const std::vector<size_t>& pages);
 
-storage::MissReason ReasonFromProto(v1::MissReason reason);
+MissReason ReasonFromProto(v1::MissReason reason);
 
 }  // namespace crumb::server

@@ -9,7 +9,7 @@
 #include "crumb/v1/cache_service.pb.h"
 #include "server/cluster/peer_table.h"
 #include "server/cluster/run_finder.h"
-#include "server/keyspace_registry.h"
+#include "server/keyspaces/keyspace_registry.h"
 
 namespace crumb::server {
 

@@ -14,7 +14,7 @@
 #include "common/clock.h"
 #include "crumb/v1/peer_service.pb.h"
 #include "crumb/v1/record.pb.h"
-#include "server/keyspace.h"
+#include "server/keyspaces/keyspace.h"
 
 namespace crumb::server {
 

@@ -11,7 +11,6 @@
 namespace crumb::server {
 namespace {
 
-using storage::MissReason;
 using transport::PageStatus;
 
 MissReason ReasonOf(PageStatus status) {

@@ -25,7 +25,7 @@ struct PageFetch {
 };
 
 // How a page of a fetch ended; kNone: it is in host memory.
-using PageSettled = std::function<void(size_t name, storage::MissReason reason)>;
+using PageSettled = std::function<void(size_t name, MissReason reason)>;
 
 // Reserves room, fetches, checks and publishes. `settled` is called once for each page, on the
 // executor's threads or inside the call. Never blocks. `held` lives until the fetch has ended.

@@ -14,7 +14,6 @@
 namespace crumb::server {
 namespace {
 
-using storage::MissReason;
 using transport::PageStatus;
 
 PageStatus StatusOf(MissReason reason) {
@@ -31,6 +30,8 @@ PageStatus StatusOf(MissReason reason) {
     case MissReason::kAbsent:
     case MissReason::kPending:
     case MissReason::kCorrupt:
+    case MissReason::kQuality:      // a store knows no such state
+    case MissReason::kUnavailable:  // a client alone reports it
       return PageStatus::kAbsent;
   }
   return PageStatus::kAbsent;

@@ -5,7 +5,7 @@
 #include "server/cluster/cluster_metrics.h"
 #include "server/cluster/peer_budget.h"
 #include "server/cluster/peer_sessions.h"
-#include "server/keyspace_registry.h"
+#include "server/keyspaces/keyspace_registry.h"
 #include "storage/tiered_store.h"
 #include "transport/fragment_source.h"
 

@@ -8,9 +8,7 @@
 
 #include "common/status_macros.h"
 #include "fmt/format.h"
-#include "server/cluster/peer_request.h"
-#include "server/miss_reason.h"
-#include "server/page_keys.h"
+#include "server/base/wire_enums.h"
 
 namespace crumb::server {
 namespace {
@@ -65,13 +63,13 @@ class PeerAcquisition : public std::enable_shared_from_this<PeerAcquisition> {
   // The last reference ends the call, so that no other thread is left.
   void Answer() ABSL_NO_THREAD_SAFETY_ANALYSIS {
     std::vector<storage::LeaseId> leases;
-    storage::MissReason reason = storage::MissReason::kNone;
+    MissReason reason = MissReason::kNone;
     size_t pages = 0;
     for (const storage::AcquireResult& result : results_) {
       response_->add_hit_pages(result.hit_pages);
       pages += result.hit_pages;
       if (result.lease != 0) leases.push_back(result.lease);
-      if (reason == storage::MissReason::kNone) reason = result.miss_reason;
+      if (reason == MissReason::kNone) reason = result.miss_reason;
       uint32_t page = UINT32_MAX;
       for (const storage::FragmentRef& fragment : result.fragments) {
         if (fragment.page == page) continue;  // all fragments of a page have tiles of one size
@@ -109,7 +107,7 @@ void AnswerFromLookup(const PeerCallContext& context,
                       const std::vector<storage::AcquireRequest>& runs,
                       const std::vector<bool>& referred, uint32_t tile_bytes,
                       v1::PeerAcquireResponse* response) {
-  storage::MissReason reason = storage::MissReason::kNone;
+  MissReason reason = MissReason::kNone;
   for (size_t i = 0; i < runs.size(); ++i) {
     if (referred[i]) {
       response->add_hit_pages(0);
@@ -117,7 +115,7 @@ void AnswerFromLookup(const PeerCallContext& context,
     }
     const storage::LookupResult found = context.store.Lookup(runs[i]);
     response->add_hit_pages(found.hit_pages);
-    if (reason == storage::MissReason::kNone) reason = found.miss_reason;
+    if (reason == MissReason::kNone) reason = found.miss_reason;
     for (uint32_t page = 0; page < found.hit_pages; ++page) response->add_tile_bytes(tile_bytes);
   }
   response->set_miss_reason(ToProto(reason));
@@ -288,7 +286,7 @@ absl::Status PeerRelease(const PeerCallContext& context, const v1::PeerReleaseRe
 
 namespace {
 
-void FillRecords(KeyspaceRegistry::RecordPage page, v1::PeerKeyspacesResponse* response) {
+void FillRecords(KeyspaceRegistry::RecordPage&& page, v1::PeerKeyspacesResponse* response) {
   for (auto& [id, record] : page.records) {
     v1::KeyspaceEntry* entry = response->add_keyspaces();
     entry->set_keyspace(std::string(id.view()));
@@ -358,6 +356,26 @@ absl::StatusOr<transport::SourceRequest> SourceRequestOf(const PeerCallContext& 
   wanted.deadline = WaitUntil(context, request.wait_ms(), deadline);
   for (const PageKey& key : keys) wanted.pages.push_back({key, range});
   return wanted;
+}
+
+absl::StatusOr<std::vector<PageKey>> KeysOf(const std::string& bytes, size_t keys_max) {
+  if (bytes.empty() || bytes.size() % sizeof(PageKey) != 0 ||
+      bytes.size() / sizeof(PageKey) > keys_max) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} bytes are no page keys, or more than {}", bytes.size(), keys_max));
+  }
+  std::vector<PageKey> keys(bytes.size() / sizeof(PageKey));
+  std::memcpy(keys.data(), bytes.data(), bytes.size());
+  return keys;
+}
+
+absl::StatusOr<TileRange> RangeOf(const Keyspace& keyspace, const v1::TileRange& range) {
+  return keyspace.CheckRange(range.layer_begin(), range.layer_end(), range.head_begin(),
+                             range.head_end());
+}
+
+std::string BudgetOf(const PeerCallContext& context, const v1::PeerCaller& caller) {
+  return context.peers.Find(caller.node()) == nullptr ? "" : caller.node();
 }
 
 }  // namespace crumb::server

@@ -15,7 +15,7 @@
 #include "server/cluster/peer_sessions.h"
 #include "server/cluster/peer_table.h"
 #include "server/cluster/remote_reader.h"
-#include "server/keyspace_registry.h"
+#include "server/keyspaces/keyspace_registry.h"
 #include "transport/fragment_source.h"
 
 // The work of PeerService's calls, without gRPC. Nothing here blocks; `done` is called exactly
@@ -65,5 +65,17 @@ void PeerKeyspaces(const PeerCallContext& context, const v1::PeerKeyspacesReques
 absl::StatusOr<transport::SourceRequest> SourceRequestOf(const PeerCallContext& context,
                                                          const v1::PeerReadRequest& request,
                                                          TimePoint deadline);
+
+// The functions below decode and check fields that requests of other nodes have in common.
+
+// Decodes page keys. kInvalidArgument: there is none, there are more than `keys_max`, or the last
+// one is not whole.
+absl::StatusOr<std::vector<PageKey>> KeysOf(const std::string& bytes, size_t keys_max);
+
+absl::StatusOr<TileRange> RangeOf(const Keyspace& keyspace, const v1::TileRange& range);
+
+// Returns the budget that a call counts against: its node's, or the empty name for all nodes
+// together that are not in the view, because those might have any name.
+std::string BudgetOf(const PeerCallContext& context, const v1::PeerCaller& caller);
 
 }  // namespace crumb::server

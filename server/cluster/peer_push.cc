@@ -8,9 +8,8 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "common/status_macros.h"
+#include "server/base/wire_enums.h"
 #include "server/cluster/peer_calls.h"
-#include "server/cluster/peer_request.h"
-#include "server/miss_reason.h"
 
 namespace crumb::server {
 namespace {
@@ -143,15 +142,15 @@ void TakeOffer(const PeerCallContext& context, const v1::PeerPushRequest& reques
                                                    offer->pages.keys.size() - offer->noted));
   for (OfferedPages& part : offer->rest) {
     context.reader.Take(std::move(part), [&context, budget](const auto& reasons) {
-      context.metrics.received_pages.Add(static_cast<uint64_t>(
-          std::count(reasons.begin(), reasons.end(), storage::MissReason::kNone)));
+      context.metrics.received_pages.Add(
+          static_cast<uint64_t>(std::count(reasons.begin(), reasons.end(), MissReason::kNone)));
     });
   }
   context.reader.Take(std::move(offer->pages), [&context, response, indices = offer->indices, done,
                                                 budget](const auto& reasons) mutable {
     budget.reset();
     for (size_t i = 0; i < reasons.size(); ++i) {
-      if (reasons[i] == storage::MissReason::kNone) continue;
+      if (reasons[i] == MissReason::kNone) continue;
       response->add_failed_pages(indices[i]);
       response->add_failed_reasons(ToProto(reasons[i]));
     }

@@ -9,11 +9,6 @@
 #include "server/cluster/page_fetch.h"
 
 namespace crumb::server {
-namespace {
-
-using storage::MissReason;
-
-}  // namespace
 
 struct PullOperation::Lease {
   Lease(std::shared_ptr<Peer> from, uint64_t number) : peer(std::move(from)), id(number) {}
@@ -43,7 +38,7 @@ void PullOperation::Start() {
 
 void PullOperation::ClaimPages() {
   const std::vector<RunSpan> spans = RunsOf(request_);
-  const std::vector<std::optional<storage::Tier>> here = TiersHere(context_.store, request_);
+  const std::vector<std::optional<Tier>> here = TiersHere(context_.store, request_);
   std::vector<bool> placed(here.size(), false);
   for (const RunSpan& span : spans) {
     AskedRun run;

@@ -54,8 +54,8 @@ class PullOperation final : public HomeInquiry {
   std::vector<PageFetch> TakeFetches(const std::vector<size_t>& runs,
                                      std::vector<std::shared_ptr<Lease>>* leases)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Settle(size_t page, storage::MissReason reason);
-  void SettleLocked(size_t page, storage::MissReason reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Settle(size_t page, MissReason reason);
+  void SettleLocked(size_t page, MissReason reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Expire();
   // Ends the wait when the end of the prefix is known.
   void FinishIfKnown();
@@ -64,7 +64,7 @@ class PullOperation final : public HomeInquiry {
   Done done_ ABSL_GUARDED_BY(mutex_);
   std::vector<Source> sources_ ABSL_GUARDED_BY(mutex_);  // of each of runs_
   std::vector<PageState> states_ ABSL_GUARDED_BY(mutex_);
-  std::vector<storage::MissReason> reasons_ ABSL_GUARDED_BY(mutex_);
+  std::vector<MissReason> reasons_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> own_ ABSL_GUARDED_BY(mutex_);
   std::vector<size_t> to_land_ ABSL_GUARDED_BY(mutex_);  // settled, not told to others yet
   std::optional<storage::DeadlineTimer::Id> timer_ ABSL_GUARDED_BY(mutex_);

@@ -18,7 +18,7 @@
 #include "server/cluster/peer_sessions.h"
 #include "server/cluster/peer_table.h"
 #include "server/cluster/run_finder.h"
-#include "server/keyspace_registry.h"
+#include "server/keyspaces/keyspace_registry.h"
 
 namespace crumb::server {
 

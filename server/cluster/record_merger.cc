@@ -30,8 +30,7 @@ absl::Status RecordMerger::MergeEntry(const v1::KeyspaceEntry& entry) {
 absl::Status RecordMerger::RemoveDeleted(const KeyspaceId& id, const KeyspaceChanges& changes) {
   std::vector<PageKey> deleted = changes.deleted;
   if (changes.all_deleted) {
-    parts_.store.ForEachPage(
-        id, [&deleted](const PageKey& key, storage::Tier) { deleted.push_back(key); });
+    parts_.store.ForEachPage(id, [&deleted](const PageKey& key, Tier) { deleted.push_back(key); });
     LogWarningLimited(
         "keyspace {}: deletions were forgotten before this node heard of them: deleting "
         "all its {} pages",

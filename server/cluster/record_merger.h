@@ -10,7 +10,7 @@
 #include "common/page_key.h"
 #include "crumb/v1/peer_service.pb.h"
 #include "server/cluster/cluster_metrics.h"
-#include "server/keyspace_registry.h"
+#include "server/keyspaces/keyspace_registry.h"
 #include "storage/tiered_store.h"
 
 namespace crumb::server {

@@ -24,7 +24,7 @@ std::shared_ptr<const PartyBudget::Hold> RemoteReader::Enter(const PullRequest& 
 
 void RemoteReader::Pull(PullRequest request, std::function<void(PullResult)> done) {
   auto place = Enter(request);
-  if (place == nullptr) return done({0, storage::MissReason::kBusy});
+  if (place == nullptr) return done({0, MissReason::kBusy});
   context_.metrics.pulls.Add();
   std::make_shared<PullOperation>(context_, std::move(request),
                                   [this, place, done = std::move(done)](PullResult result) mutable {
@@ -39,7 +39,7 @@ void RemoteReader::Find(PullRequest request, std::function<void(FoundPages)> don
   auto place = Enter(request);
   if (place == nullptr) {
     FoundPages none;
-    none.miss_reason = storage::MissReason::kBusy;
+    none.miss_reason = MissReason::kBusy;
     return done(std::move(none));
   }
   context_.metrics.finds.Add();
@@ -56,7 +56,7 @@ void RemoteReader::Take(OfferedPages offered, Taken done) {
   struct Progress {
     Mutex mutex;
     size_t open ABSL_GUARDED_BY(mutex) = 0;
-    std::vector<storage::MissReason> reasons ABSL_GUARDED_BY(mutex);
+    std::vector<MissReason> reasons ABSL_GUARDED_BY(mutex);
   };
   auto progress = std::make_shared<Progress>();
   PageFetch fetch;
@@ -72,12 +72,12 @@ void RemoteReader::Take(OfferedPages offered, Taken done) {
   {
     MutexLock lock(&progress->mutex);
     progress->open = fetch.keys.size();
-    progress->reasons.assign(fetch.keys.size(), storage::MissReason::kNone);
+    progress->reasons.assign(fetch.keys.size(), MissReason::kNone);
   }
   if (fetch.keys.empty()) return done({});
   StartPageFetch(context_, fetch, nullptr,
-                 [progress, done = std::move(done)](size_t page, storage::MissReason reason) {
-                   std::vector<storage::MissReason> reasons;
+                 [progress, done = std::move(done)](size_t page, MissReason reason) {
+                   std::vector<MissReason> reasons;
                    {
                      MutexLock lock(&progress->mutex);
                      progress->reasons[page] = reason;

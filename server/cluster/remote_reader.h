@@ -15,7 +15,7 @@
 #include "server/cluster/page_flights.h"
 #include "server/cluster/peer_budget.h"
 #include "server/cluster/peer_table.h"
-#include "server/keyspace.h"
+#include "server/keyspaces/keyspace.h"
 #include "storage/deadline_timer.h"
 #include "storage/tiered_store.h"
 
@@ -35,16 +35,16 @@ struct PullRequest {
 };
 
 struct PullResult {
-  size_t pages = 0;  // leading keys that are in host memory now
-  storage::MissReason miss_reason = storage::MissReason::kNone;  // of the next one
+  size_t pages = 0;                            // leading keys that are in host memory now
+  MissReason miss_reason = MissReason::kNone;  // of the next one
 };
 
 // The tiers and nodes where pages were found.
 struct FoundPages {
-  std::vector<storage::Tier> tiers;  // of the leading keys; kRemote: on another node
+  std::vector<Tier> tiers;           // of the leading keys; kRemote: on another node
   std::vector<std::string> nodes;    // ids
   std::vector<uint32_t> page_nodes;  // of each page at kRemote, in order: index into `nodes`
-  storage::MissReason miss_reason = storage::MissReason::kNone;  // of the next page
+  MissReason miss_reason = MissReason::kNone;  // of the next page
 };
 
 // Pages that a node offered to this one. In no order; each for itself.
@@ -95,7 +95,7 @@ class RemoteReader {
   void Find(PullRequest request, std::function<void(FoundPages)> done);
 
   // Fetches what was offered. `reasons[i]` tells of keys[i]; kNone: it is here.
-  using Taken = std::function<void(const std::vector<storage::MissReason>& reasons)>;
+  using Taken = std::function<void(const std::vector<MissReason>& reasons)>;
   void Take(OfferedPages offered, Taken done);
 
   // Pulls and finds under way.

@@ -113,9 +113,9 @@ bool Reoffer::Walk(const Nodes& now) {
   size_t walked = 0;
   for (const auto& keyspace : parts_.keyspaces.List()) {
     std::vector<PageKey> keys;
-    parts_.store.ForEachPage(keyspace->id, [&keys](const PageKey& key, storage::Tier tier) {
+    parts_.store.ForEachPage(keyspace->id, [&keys](const PageKey& key, Tier tier) {
       // No other node can read what lies on a device.
-      if (tier != storage::Tier::kDevice) keys.push_back(key);
+      if (tier != Tier::kDevice) keys.push_back(key);
     });
     for (const PageKey& key : keys) {
       if (walked++ % kPacePages == 0) {

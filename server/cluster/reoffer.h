@@ -13,7 +13,7 @@
 #include "server/cluster/peer_table.h"
 #include "server/cluster/pusher.h"
 #include "server/cluster/run_finder.h"
-#include "server/keyspace_registry.h"
+#include "server/keyspaces/keyspace_registry.h"
 #include "storage/tiered_store.h"
 
 namespace crumb::server {

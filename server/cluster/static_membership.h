@@ -12,10 +12,10 @@
 #include "common/mutex.h"
 #include "common/thread.h"
 #include "crumb/v1/peer_service.grpc.pb.h"
+#include "server/base/outgoing_calls.h"
+#include "server/base/tls_credentials.h"
 #include "server/cluster/cluster_metrics.h"
 #include "server/cluster/membership.h"
-#include "server/cluster/outgoing_calls.h"
-#include "server/tls_credentials.h"
 
 namespace crumb::server {
 

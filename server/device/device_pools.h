@@ -18,28 +18,19 @@
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "common/owner_tasks.h"
+#include "common/random_id.h"
 #include "common/roster.h"
 #include "common/unique_fd.h"
 #include "crumb/v1/session.pb.h"
 #include "server/device/pool_budget.h"
 #include "server/device/pool_options.h"
 #include "server/metrics/server_metrics.h"
-#include "server/session/random_id.h"
+#include "server/session/pool_plane.h"
 #include "server/session/session.h"
 #include "server/session/session_memory.h"
 #include "storage/device_tier.h"
 
 namespace crumb::server {
-
-// Descriptors of a pool are shared with the answers that carry them, so that an answer takes none
-// of its own.
-using SharedFd = std::shared_ptr<const UniqueFd>;
-
-// The answer to a PoolRequest, and the descriptors that are sent with it.
-struct PoolReply {
-  v1::PoolAnswer answer;
-  std::vector<SharedFd> fds;
-};
 
 // The device pools of this host: which tenant's they are, the descriptors that keep their memory
 // alive, and which processes take part. Slots and pages are the device tier's. Thread-safe.
@@ -50,21 +41,14 @@ struct PoolReply {
 // tenant (PoolBudget). A request that is over a bound first ends pools that no process takes part
 // in: those of its own tenant, and those of others that were left keep_from_others ago. What a pool
 // took counts until its descriptors are closed, so the request waits for that, for a moment.
-class DevicePools final : public SessionMemory {
+class DevicePools final : public SessionMemory, public PoolPlane {
  public:
   // `tier` null: this store has no device tier, and every request is refused. `tier` and `metrics`
   // are borrowed.
   DevicePools(const PoolOptions& options, storage::DeviceTier* tier, const Clock& clock,
               ServerMetrics& metrics);
 
-  bool enabled() const { return tier_ != nullptr && options_.pools_max > 0; }
   storage::DeviceTier& tier() const { return *tier_; }
-
-  // Answers a message of the session's process. Errors are in the answer. Makes system calls on
-  // `fds`, and closes those that it does not keep: the caller's thread must be one that this
-  // process may hold up.
-  PoolReply Handle(const std::shared_ptr<Session>& session, const v1::PoolRequest& request,
-                   std::vector<UniqueFd> fds);
 
   // The pool of that id in which the session takes part. kInvalidArgument: none.
   absl::StatusOr<storage::DevicePoolNumber> Joined(const Session& session,
@@ -96,9 +80,11 @@ class DevicePools final : public SessionMemory {
   // Pools that one Acquire may name, and looks into.
   size_t named_max() const { return static_cast<size_t>(options_.named_max); }
 
-  // Gives pools up whose time is over, and ends recoveries, on other threads. Returns when to call
-  // it again. Does not block.
-  TimePoint Check();
+  // PoolPlane.
+  bool enabled() const override { return tier_ != nullptr && options_.pools_max > 0; }
+  PoolReply Handle(const std::shared_ptr<Session>& session, const v1::PoolRequest& request,
+                   std::vector<UniqueFd> fds) override;
+  TimePoint Check() override;
 
   // SessionMemory.
   bool Holds(const Session& session) const override;

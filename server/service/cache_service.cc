@@ -7,12 +7,8 @@
 #include "common/status_macros.h"
 #include "server/calls/field_bounds.h"
 #include "server/service/call_metadata.h"
-#include "server/service/get_stream.h"
 #include "server/service/grpc_status.h"
-#include "server/service/put_stream.h"
-#include "server/service/session_stream.h"
 #include "server/service/unary_call.h"
-#include "server/service/watch_stream.h"
 
 namespace crumb::server {
 

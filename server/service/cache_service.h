@@ -7,11 +7,11 @@
 
 #include "crumb/v1/cache_service.grpc.pb.h"
 #include "server/calls/call_context.h"
+#include "server/calls/call_scope.h"
 #include "server/calls/status_calls.h"
-#include "server/service/call_scope.h"
 #include "server/service/stall_watch.h"
-#include "server/service/stream_parts.h"
 #include "server/service/stream_registry.h"
+#include "server/service/streams.h"
 
 namespace crumb::server {
 

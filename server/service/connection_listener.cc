@@ -26,7 +26,7 @@
 #include "common/logging.h"
 #include "common/status_macros.h"
 #include "fmt/format.h"
-#include "server/tcp_listener.h"
+#include "server/base/tcp_listener.h"
 
 namespace crumb::server {
 namespace {

@@ -17,8 +17,9 @@
 #include "common/thread.h"
 #include "common/unique_fd.h"
 #include "grpcpp/server_builder.h"
+#include "server/base/limits.h"
+#include "server/base/tcp_listener.h"
 #include "server/metrics/server_metrics.h"
-#include "server/options.h"
 
 namespace crumb::server {
 

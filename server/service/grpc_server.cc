@@ -3,26 +3,30 @@
 #include "server/service/grpc_server.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <string_view>
 #include <utility>
 
 #include "common/clock.h"
+#include "common/limited_log.h"
 #include "common/mutex.h"
 #include "common/status_macros.h"
 #include "common/thread.h"
 #include "grpc/grpc.h"
+#include "grpc/support/log.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
+#include "server/base/listen_check.h"
+#include "server/base/tls_credentials.h"
 #include "server/calls/field_bounds.h"
-#include "server/listen_check.h"
 #include "server/service/cache_service.h"
 #include "server/service/callback_wakes.h"
 #include "server/service/connection_listener.h"
 #include "server/service/peer_service.h"
-#include "server/tls_credentials.h"
 
 namespace crumb::server {
 namespace {
@@ -125,6 +129,9 @@ class BuiltServer : public GrpcServer {
     quota.Resize(limits.receive_bytes_max.value);
     builder.SetResourceQuota(quota);
     builder.SetMaxReceiveMessageSize(kMessageBytesMax);
+    // gRPC compares a message's size with the maximum when it has decompressed it. None of our
+    // callers compresses.
+    builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
     builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMetadataBytesMax);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
                                static_cast<int>(limits.streams_per_connection));
@@ -207,6 +214,17 @@ class BuiltServer : public GrpcServer {
   std::string tcp_address_;
 };
 
+// The text of gRPC 1.51 for a failed TLS handshake, at either end.
+constexpr std::string_view kHandshakeFailed = "Handshake failed with fatal error";
+std::atomic<uint64_t> handshake_failures{0};
+
+// Takes a line that gRPC logs. Callers can cause such lines.
+void LogGrpcLine(gpr_log_func_args* line) {
+  const std::string_view text = line->message;
+  if (text.find(kHandshakeFailed) != std::string_view::npos) handshake_failures.fetch_add(1);
+  LogWarningLimited("grpc: {}", text);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ListenOptions& options,
@@ -217,5 +235,9 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ListenOption
   CRUMB_RETURN_IF_ERROR(server->Open(options, context.limits));
   return server;
 }
+
+void TakeGrpcLog() { gpr_set_log_function(LogGrpcLine); }
+
+uint64_t TlsHandshakeFailures() { return handshake_failures.load(); }
 
 }  // namespace crumb::server

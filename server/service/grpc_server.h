@@ -2,13 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "server/calls/call_context.h"
 #include "server/calls/status_calls.h"
-#include "server/options.h"
+#include "server/service/listen_options.h"
 
 namespace crumb::server {
 
@@ -33,5 +34,12 @@ class GrpcServer {
   // Idempotent.
   virtual void Stop(Duration grace) = 0;
 };
+
+// From now on what gRPC logs goes to our log, a line a second at most, and TLS handshakes that fail
+// are counted: gRPC reports them nowhere else. Affects the whole process. Thread-safe, idempotent.
+void TakeGrpcLog();
+
+// Handshakes that failed since TakeGrpcLog, of callers and of connections to other nodes.
+uint64_t TlsHandshakeFailures();
 
 }  // namespace crumb::server

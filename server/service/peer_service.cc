@@ -8,11 +8,11 @@
 #include <utility>
 
 #include "common/status_macros.h"
+#include "server/base/tls_credentials.h"
 #include "server/calls/field_bounds.h"
 #include "server/service/call_metadata.h"
 #include "server/service/grpc_status.h"
 #include "server/service/unary_call.h"
-#include "server/tls_credentials.h"
 
 namespace crumb::server {
 namespace {

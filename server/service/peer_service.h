@@ -8,8 +8,8 @@
 
 #include "crumb/v1/peer_service.grpc.pb.h"
 #include "server/calls/call_context.h"
+#include "server/calls/call_scope.h"
 #include "server/cluster/cluster.h"
-#include "server/service/call_scope.h"
 #include "server/service/stall_watch.h"
 
 namespace crumb::server {

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "server/service/put_stream.h"
+#include "server/service/streams.h"
 
 #include <atomic>
 #include <memory>

@@ -1,12 +1,13 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "server/service/session_stream.h"
+#include "server/service/streams.h"
 
 #include <string>
 #include <utility>
 #include <variant>
 
 #include "common/status_macros.h"
+#include "server/base/wire_enums.h"
 #include "server/calls/device_calls.h"
 #include "server/calls/field_bounds.h"
 #include "server/calls/keyspace_calls.h"
@@ -18,7 +19,7 @@ namespace {
 using Base = QueueStream<grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>,
                          v1::SessionResponse>;
 
-v1::SessionResponse ToProto(const NoticeQueue::Notice& notice) {
+v1::SessionResponse MessageOf(const NoticeQueue::Notice& notice) {
   v1::SessionResponse message;
   if (const auto* durable = std::get_if<NoticeQueue::Durable>(&notice)) {
     message.mutable_durable()->set_keyspace(std::string(durable->keyspace.view()));
@@ -86,7 +87,7 @@ class SessionStream : public Base {
     if (notices_ == nullptr) return false;
     const std::optional<NoticeQueue::Notice> notice = notices_->Take();
     if (!notice.has_value()) return false;
-    message = ToProto(*notice);
+    message = MessageOf(*notice);
     return true;
   }
 

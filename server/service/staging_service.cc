@@ -63,9 +63,9 @@ grpc::ServerUnaryReactor* CacheService::Commit(Context* call, const v1::CommitRe
                                                v1::CommitResponse* response) {
   return AnswerLater(call, Rpc::kCommit, *request, response,
                      [&](const CallContext& context, const Done& done) {
-                       auto session = SessionOf(*call, context);
+                       const auto session = SessionOf(*call, context);
                        if (!session.ok()) return done(session.status());
-                       server::Commit(context, *std::move(session), *request, response, done);
+                       server::Commit(context, **session, *request, response, done);
                      });
 }
 

@@ -11,9 +11,9 @@
 #include "grpc/grpc.h"
 #include "grpcpp/server_context.h"
 #include "grpcpp/support/server_callback.h"
-#include "server/service/call_scope.h"
+#include "server/calls/call_scope.h"
 #include "server/service/stall_watch.h"
-#include "server/service/stream_parts.h"
+#include "server/service/streams.h"
 
 namespace crumb::server {
 

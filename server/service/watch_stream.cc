@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "server/service/watch_stream.h"
+#include "server/service/streams.h"
 
 #include <algorithm>
 #include <atomic>
@@ -10,6 +10,7 @@
 #include "common/status_macros.h"
 #include "fmt/format.h"
 #include "grpcpp/server_context.h"
+#include "server/base/wire_enums.h"
 #include "server/calls/lease_calls.h"
 #include "server/service/queue_stream.h"
 
@@ -110,7 +111,7 @@ class WatchStream : public Base, public StallableStream {
   absl::Status ReadSnapshot() {
     const auto most = static_cast<uint64_t>(context_.limits.watch_snapshot_pages_max);
     absl::Status read;
-    context_.store.ForEachPage(keyspace_, [&](const PageKey& key, storage::Tier tier) {
+    context_.store.ForEachPage(keyspace_, [&](const PageKey& key, Tier tier) {
       if (!read.ok()) return;
       if (snapshot_.size() == snapshot_room_) read = TakeSnapshotRoom(most);
       if (read.ok()) snapshot_.emplace_back(key, tier);
@@ -149,7 +150,7 @@ class WatchStream : public Base, public StallableStream {
   KeyspaceId keyspace_;
   uint64_t sequence_ = 0;  // of the last event before the snapshot
   std::shared_ptr<WatchQueue> queue_;
-  std::deque<std::pair<PageKey, storage::Tier>> snapshot_;
+  std::deque<std::pair<PageKey, Tier>> snapshot_;
   uint64_t snapshot_room_ = 0;  // pages of EventHub::snapshot_pages()
   bool snapshot_end_due_ = false;
 };

@@ -3,18 +3,14 @@
 #include "server/session/fd_listener.h"
 
 #include <fcntl.h>
-#include <linux/sockios.h>
-#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -26,10 +22,10 @@
 #include "common/owner_tasks.h"
 #include "common/status_macros.h"
 #include "common/thread.h"
-#include "crumb/v1/session.pb.h"
-#include "server/device/device_pools.h"
-#include "server/session/handshakes.h"
+#include "server/base/handshakes.h"
+#include "server/session/connection.h"
 #include "server/session/hello.h"
+#include "server/session/pool_requests.h"
 #include "server/session/unread_descriptors.h"
 
 namespace crumb::server {
@@ -43,31 +39,10 @@ constexpr uint64_t WordOf(uint64_t number, Source source) {
   return number << 2 | static_cast<uint64_t>(source);
 }
 
-// A PoolAnswer that says of its first field, the code, that it is 0.
-constexpr std::string_view kNoError("\x08\0", 2);
-
 // How long accepting pauses when descriptors have run out.
 constexpr auto kAcceptPause = std::chrono::milliseconds(200);
-// How long an answer with descriptors waits for processes of the same user or tenant to read
-// theirs.
-constexpr Duration kReadPatience = std::chrono::seconds(1);
 // Connections that are accepted before other events are looked at.
 constexpr int kAcceptsAtOnce = 64;
-// Connections are shared with the tasks that answer over them.
-using SharedFd = std::shared_ptr<const UniqueFd>;
-
-struct Connection {
-  SharedFd socket;             // null once the process closed it
-  UniqueFd pidfd;              // none before the hello
-  SharedFd pools;              // carries PoolRequests; null: `socket` does, or no socket
-  uint64_t calls = 0;          // number of its socket for Acquires; 0: none
-  uint64_t staging_calls = 0;  // and of the one for Reserves and Commits
-  unsigned user = 0;
-  std::shared_ptr<Session> session;  // null before the hello
-  std::shared_ptr<SlabGate> slabs;   // null: the process has them all
-  // A PoolRequest is being answered: the process waits for it before it sends the next.
-  std::shared_ptr<std::atomic<bool>> asking = std::make_shared<std::atomic<bool>>(false);
-};
 
 class EpollFdListener : public FdListener {
  public:
@@ -85,7 +60,8 @@ class EpollFdListener : public FdListener {
             static_cast<uint64_t>(options.limits.unread_descriptors_max),
             [tasks = std::weak_ptr<OwnerTasks>(tasks_)](const std::string& owner, SharedFd socket) {
               if (const auto alive = tasks.lock()) alive->Destroy(owner, std::move(socket));
-            })) {}
+            })),
+        pools_(options.pools, tasks_, unread_, metrics) {}
 
   ~EpollFdListener() override {
     if (listener_.valid()) ::unlink(options_.path.c_str());
@@ -256,14 +232,6 @@ class EpollFdListener : public FdListener {
     accept_again_ = Clock::Real().Now() + kAcceptPause;
   }
 
-  // Whether there is a message, or the end. An event may have been dealt with by an earlier one of
-  // its round, which also may have closed the socket.
-  static bool HasMessage(const SharedFd& socket) {
-    if (socket == nullptr) return false;
-    pollfd waiting{socket->get(), POLLIN, 0};
-    return ::poll(&waiting, 1, 0) == 1;
-  }
-
   void DropLateHellos() {
     while (const auto number = handshakes_.Late(Clock::Real().Now())) {
       metrics_.hellos_refused.Add();
@@ -307,7 +275,7 @@ class EpollFdListener : public FdListener {
     }
     // After the hello a process has to talk about pools only: else this is the end.
     const bool here = connection.pools == nullptr;
-    if (here && received.ok() && AnswerPools(connection, message)) return;
+    if (here && received.ok() && ServePools(connection, message)) return;
     CloseReceived(connection, std::move(message));
     CloseSlabs(connection);
     CloseCalls(connection);
@@ -323,7 +291,7 @@ class EpollFdListener : public FdListener {
     if (!HasMessage(connection.pools)) return;
     FdMessage message;
     const absl::Status received = Receive(connection, connection.pools, &message);
-    if (received.ok() && AnswerPools(connection, message)) return;
+    if (received.ok() && ServePools(connection, message)) return;
     CloseReceived(connection, std::move(message));
     Forget(connection, &connection.pools);
   }
@@ -339,8 +307,7 @@ class EpollFdListener : public FdListener {
 
   // Grants and answers would get between each other on one socket.
   bool HasPools(const Connection& connection) const {
-    return options_.pools != nullptr && options_.pools->enabled() &&
-           (connection.slabs == nullptr || connection.pools != nullptr);
+    return pools_.enabled() && (connection.slabs == nullptr || connection.pools != nullptr);
   }
 
   // A pair of sockets about pools: this end is the connection's, the other one is returned.
@@ -356,51 +323,12 @@ class EpollFdListener : public FdListener {
     return other;
   }
 
-  // Has a task answer a PoolRequest. Returns false, and leaves the message, if it is none, or the
-  // process has not read the last answer.
-  bool AnswerPools(const Connection& connection, FdMessage& message) {
-    v1::PoolRequest request;
-    if (!HasPools(connection) || !request.ParseFromString(message.bytes)) return false;
+  // Has a task serve a PoolRequest. Returns false, and leaves the message, if it is none, or the
+  // process has not read the last response.
+  bool ServePools(const Connection& connection, FdMessage& message) {
     const SharedFd& socket = connection.pools == nullptr ? connection.socket : connection.pools;
-    // Descriptors in answers that nothing reads count against crumbd's user in the kernel.
-    int unread = 0;
-    if (::ioctl(socket->get(), SIOCOUTQ, &unread) != 0 || unread > 0) return false;
-    if (connection.asking->exchange(true)) return false;
-    const auto received = std::make_shared<std::vector<UniqueFd>>(std::move(message.fds));
-    message.fds.clear();
-    const std::string owner = OwnerOfConnection(connection);
-    const auto answer = [unread = unread_, pools = options_.pools, session = connection.session,
-                         request, received, asking = connection.asking, socket, owner,
-                         &metrics = metrics_] {
-      const PoolReply reply = pools->Handle(session, request, std::move(*received));
-      asking->store(false);
-      const absl::Status sent = SendReply(*unread, owner, socket, reply);
-      if (absl::IsResourceExhausted(sent)) metrics.Reject(Rejection::kUnreadDescriptors);
-      if (!sent.ok()) ::shutdown(socket->get(), SHUT_RDWR);
-    };
-    if (tasks_->Submit(owner, answer, received->size())) return true;
-    message.fds = std::move(*received);
-    return false;
-  }
-
-  // Fails if the process does not read its answers. kResourceExhausted: it, and others of its user
-  // or tenant, leave too many descriptors unread; an error is sent instead if nothing was.
-  static absl::Status SendReply(UnreadDescriptors& unread, const std::string& owner,
-                                const SharedFd& socket, const PoolReply& reply) {
-    std::vector<int> fds;
-    for (const SharedFd& fd : reply.fds) fds.push_back(fd->get());
-    std::string bytes = reply.answer.SerializeAsString();
-    // An answer without content; a message without content would be the end of the connection.
-    if (bytes.empty()) bytes = kNoError;
-    bool begun = false;
-    const absl::Status sent =
-        unread.SendPatiently(owner, socket, std::move(bytes), fds, kReadPatience, &begun);
-    if (begun || !absl::IsResourceExhausted(sent)) return sent;
-    v1::PoolAnswer refusal;
-    refusal.set_code(static_cast<uint32_t>(sent.code()));
-    refusal.set_error(std::string(sent.message()));
-    SendFdMessage(socket->get(), refusal.SerializeAsString(), {}).IgnoreError();
-    return sent;
+    return HasPools(connection) && pools_.Serve(connection.session, connection.pools_busy, socket,
+                                                OwnerOfConnection(connection), message);
   }
 
   absl::StatusOr<std::shared_ptr<Session>> OpenFor(const Connection& connection,
@@ -458,7 +386,7 @@ class EpollFdListener : public FdListener {
           connection.socket->get(), slabs.empty() ? 0 : slabs[0].bytes, SenderTo(connection));
       connection.session->SetSlabs(connection.slabs);
       slabs.clear();
-      if (hello.pool_socket && options_.pools != nullptr && options_.pools->enabled()) {
+      if (hello.pool_socket && pools_.enabled()) {
         CRUMB_ASSIGN_OR_RETURN(pools, OpenPools(number, connection));
       }
     }
@@ -546,6 +474,7 @@ class EpollFdListener : public FdListener {
 
   const std::shared_ptr<OwnerTasks> tasks_;  // shared with sockets for calls
   const std::shared_ptr<UnreadDescriptors> unread_;
+  PoolRequests pools_;
   Thread thread_;
 };
 

@@ -8,12 +8,11 @@
 #include "absl/status/statusor.h"
 #include "server/session/call_plane.h"
 #include "server/session/hello.h"
+#include "server/session/pool_plane.h"
 #include "server/session/session_table.h"
 #include "storage/tiered_store.h"
 
 namespace crumb::server {
-
-class DevicePools;
 
 // Opens sessions at crumbd.fd.sock: takes a process's hello and pidfd, sends token and descriptors,
 // passes descriptors of device pools between processes, and ends sessions whose process ends. One
@@ -27,7 +26,7 @@ class FdListener {
     SessionLimits limits;
     uint64_t epoch = 0;  // of the slabs
     SessionTenants tenants = {};
-    DevicePools* pools = nullptr;  // null: none; outlives this
+    PoolPlane* pools = nullptr;  // null: none; outlives this
     // Null: sessions get no sockets for Acquires, or for Reserves and Commits; they outlive this.
     CallPlane* calls = nullptr;
     CallPlane* staging_calls = nullptr;

@@ -2,21 +2,62 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/session/hello.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <charconv>
+#include <fstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/status_macros.h"
 #include "crumb/v1/session.pb.h"
 #include "fmt/format.h"
-#include "server/session/pidfd.h"
 
 namespace crumb::server {
 namespace {
 
 constexpr size_t kProcessNameBytesMax = 64;
+
+// The kernel's name of every pidfd.
+constexpr std::string_view kPidfdLink = "anon_inode:[pidfd]";
+constexpr std::string_view kPidLine = "Pid:\t";
+
+// The process of a pidfd as /proc tells it; 0 when it is outside our namespace, -1 when it is gone.
+int PidOf(int fd) {
+  std::ifstream info("/proc/self/fdinfo/" + std::to_string(fd));
+  std::string line;
+  while (std::getline(info, line)) {
+    if (!line.starts_with(kPidLine)) continue;
+    int pid = -1;
+    std::from_chars(line.data() + kPidLine.size(), line.data() + line.size(), pid);
+    return pid;
+  }
+  return -1;
+}
+
+// Checks that `fd` is a pidfd of a living process, and of process `pid` when that is not 0 and both
+// live in a PID namespace that this process sees. kInvalidArgument otherwise.
+absl::Status CheckPidfd(int fd, int pid) {
+  std::array<char, 64> link;
+  const std::string path = "/proc/self/fd/" + std::to_string(fd);
+  const ssize_t size = ::readlink(path.c_str(), link.data(), link.size());
+  if (size < 0 || std::string_view(link.data(), static_cast<size_t>(size)) != kPidfdLink) {
+    return absl::InvalidArgumentError("the descriptor is no pidfd");
+  }
+  pollfd ended{fd, POLLIN, 0};
+  if (::poll(&ended, 1, 0) != 0) {
+    return absl::InvalidArgumentError("the pidfd's process has ended");
+  }
+  const int named = PidOf(fd);
+  if (pid != 0 && named != 0 && named != pid) {
+    return absl::InvalidArgumentError("the pidfd is not the sender's own");
+  }
+  return absl::OkStatus();
+}
 
 bool IsAdministrator(unsigned uid) { return uid == ::geteuid() || uid == 0; }
 

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "common/fd_channel.h"
 #include "common/unique_fd.h"
-#include "server/limits.h"
+#include "server/base/limits.h"
 #include "server/session/session_table.h"
 #include "server/tenants/tenant_table.h"
 #include "storage/tiered_store.h"

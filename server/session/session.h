@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "common/mutex.h"
+#include "common/random_id.h"
+#include "server/events/notice_queue.h"
 #include "server/session/acquire_ledger.h"
 #include "server/session/engine.h"
-#include "server/session/notice_queue.h"
-#include "server/session/random_id.h"
 #include "server/session/slab_gate.h"
 #include "server/session/staging_area.h"
 

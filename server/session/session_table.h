@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "common/mutex.h"
 #include "common/tenant_budget.h"
-#include "server/limits.h"
+#include "server/base/limits.h"
 #include "server/metrics/server_metrics.h"
 #include "server/session/session.h"
 #include "server/session/session_memory.h"

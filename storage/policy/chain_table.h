@@ -22,7 +22,18 @@ class ChainTable {
   };
 
   // Adds an item used by `access`.
-  ItemHandle Add(const ItemInfo& info, uint64_t access);
+  ItemHandle Add(const ItemInfo& info, uint64_t access) {
+    auto handle = static_cast<ItemHandle>(items_.size());
+    if (free_.empty()) {
+      items_.Append();
+    } else {
+      handle = free_.back();
+      free_.pop_back();
+    }
+    items_[handle] = {
+        .fingerprint = info.fingerprint, .last_access = access, .has_children = info.has_children};
+    return handle;
+  }
   // Frees the handle of `item`.
   void Remove(ItemHandle item) { free_.push_back(item); }
 

@@ -1,11 +1,10 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "storage/policy/default_policy.h"
+#include "storage/policy/policy.h"
 
 #include <algorithm>
 #include <vector>
 
-#include "storage/policy/lru_policy.h"
 #include "storage/policy/reuse_policy.h"
 #include "storage/policy/shadow_cache.h"
 

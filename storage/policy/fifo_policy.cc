@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "storage/policy/fifo_policy.h"
+#include "storage/policy/policy.h"
 
 #include "storage/policy/chain_table.h"
 #include "storage/policy/item_queue.h"

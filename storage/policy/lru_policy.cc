@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "storage/policy/lru_policy.h"
+#include "storage/policy/policy.h"
 
 #include "common/chunked_vector.h"
 #include "storage/policy/chain_table.h"

@@ -7,10 +7,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "storage/policy/default_policy.h"
-#include "storage/policy/fifo_policy.h"
-#include "storage/policy/lru_policy.h"
-#include "storage/policy/s3fifo_policy.h"
 
 namespace crumb::storage {
 namespace {

@@ -109,6 +109,24 @@ class EvictionPolicy {
 absl::StatusOr<std::unique_ptr<EvictionPolicy>> MakePolicy(std::string_view name,
                                                            size_t capacity_items);
 
+// `default`: orders leaves by learned worth (ReusePolicy) while that serves a sample of the
+// accesses better than the age of their last use, which it begins with. Two shadow caches of 4,000
+// to 8,000 items, one per order, run on items picked by fingerprint.
+// docs/adr/0003-eviction-policy.md.
+std::unique_ptr<EvictionPolicy> MakeDefaultPolicy(size_t capacity_items);
+
+// `fifo`: the item inserted first goes first, be it a leaf or not. A yardstick for replay.
+std::unique_ptr<EvictionPolicy> MakeFifoPolicy();
+
+// `lru`: the leaf whose last use is longest ago goes first.
+std::unique_ptr<EvictionPolicy> MakeLruPolicy();
+
+// `s3fifo`: S3-FIFO (Yang et al., SOSP 2023) over leaves. New items pass a small queue, a tenth of
+// the residents; those used twice or more meanwhile, and those that come back after an eviction, go
+// to the main queue, which gives an item one more round per use, up to three. Remembers four
+// times `capacity_items` evicted items.
+std::unique_ptr<EvictionPolicy> MakeS3FifoPolicy(size_t capacity_items);
+
 // The names MakePolicy() knows.
 std::vector<std::string> PolicyNames();
 

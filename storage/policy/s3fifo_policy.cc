@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "storage/policy/s3fifo_policy.h"
+#include "storage/policy/policy.h"
 
 #include <algorithm>
 
@@ -12,7 +12,7 @@
 namespace crumb::storage {
 namespace {
 
-constexpr size_t kSmallQueueShare = 10;  // the small queue holds one item in ten
+constexpr size_t kSmallQueueFraction = 10;  // the small queue holds one item in ten
 constexpr uint8_t kUsesMax = 3;
 constexpr uint8_t kUsesToStay = 2;  // in the small queue, to move on to the main one
 // The original remembers as many as the main queue holds; chains of pages come back later.
@@ -101,7 +101,7 @@ class S3FifoPolicy final : public EvictionPolicy {
 
   bool SmallIsNext() const {
     return main_.size() == 0 ||
-           (small_.size() > 0 && small_.size() * kSmallQueueShare >= table_.size());
+           (small_.size() > 0 && small_.size() * kSmallQueueFraction >= table_.size());
   }
 
   void MoveToMain(ItemHandle item) {
@@ -156,7 +156,7 @@ class S3FifoPolicy final : public EvictionPolicy {
     return AnyUnpinnedLeaf(is_pinned, steps);
   }
 
-  // Pinned items and parents can keep one queue at its share while the other has a victim.
+  // Pinned items and parents can keep one queue at its fraction while the other has a victim.
   std::optional<ItemHandle> AnyUnpinnedLeaf(absl::FunctionRef<bool(ItemHandle)> is_pinned,
                                             size_t& steps) {
     while (true) {

@@ -175,7 +175,8 @@ void SsdTier::Show(std::span<Incoming> incoming) {
     if (!one.slot) continue;
     written = true;
     const FragmentMeta& meta = one.write->meta;
-    const absl::StatusOr<PageHandle> page = table_.Insert(meta, *one.slot, Below::kStored, now);
+    const absl::StatusOr<PageHandle> page =
+        table_.Insert(meta, *one.slot, Below::kStored, /*owed=*/false, now);
     if (!page.ok()) {
       GiveUp(one, page.status());
       continue;

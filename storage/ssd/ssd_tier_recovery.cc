@@ -119,7 +119,7 @@ bool SsdTier::IsIntact(const IndexEntry& entry) const {
 bool SsdTier::TakeBack(const IndexEntry& entry, TimePoint now) {
   if (!IsIntact(entry) || !table_.slots().Claim(entry.slot, SlotAllocator::kNoOwner)) return false;
   const absl::StatusOr<PageHandle> page =
-      table_.Insert(entry.meta, entry.slot, Below::kStored, now);
+      table_.Insert(entry.meta, entry.slot, Below::kStored, /*owed=*/false, now);
   if (!page.ok()) {
     table_.slots().Free(entry.slot);
     return false;

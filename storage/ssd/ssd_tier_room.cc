@@ -217,7 +217,8 @@ absl::StatusOr<uint64_t> SsdTier::Drop(const KeyspaceId& keyspace, uint64_t gene
     {
       MutexLock lock(&mutex_);
       WaitForPut();
-      const std::vector<PageHandle> pages = table_.PagesBelow(keyspace, generation, kPagesPerHold);
+      const std::vector<PageHandle> pages =
+          table_.PagesOlderThan(keyspace, generation, kPagesPerHold);
       if (pages.empty()) break;
       for (const PageHandle page : pages) Hide(page, RemovalReason::kDeleted);
       dropped += pages.size();

@@ -8,7 +8,7 @@
 
 #include "common/config.h"
 #include "common/logging.h"
-#include "server/daemon.h"
+#include "server/daemon/daemon.h"
 
 int main(int argc, char** argv) {
   using crumb::server::Daemon;

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // crumbd's configuration, and the file of tenants. The first byte says which.
 #include "common/config.h"
-#include "server/options.h"
+#include "server/daemon/options.h"
 #include "server/tenants/tenant_file.h"
 #include "tests/fuzz/fuzz_target.h"
 

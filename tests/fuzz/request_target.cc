@@ -130,7 +130,7 @@ void Calls::CallStaging(const std::string& bytes) {
   Check(Reserve(context_, *session_, reserve, &reserved).ok());
   v1::CommitRequest commit;
   if (Read(bytes, commit)) {
-    Commit(context_, session_, commit, &committed_, Ignored());
+    Commit(context_, *session_, commit, &committed_, Ignored());
   }
   v1::AbortRequest abort;
   if (Read(bytes, abort)) Abort(context_, *session_, abort).IgnoreError();

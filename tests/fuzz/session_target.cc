@@ -175,7 +175,7 @@ void Host::Send(Kind kind, size_t sender_index, File file, bool own_pool,
       v1::CommitRequest request;
       v1::CommitResponse response;
       if (!Read(bytes, sender, own_pool, request) || request.pool().empty()) return;
-      server::Commit(context_, sender.session, request, &response, done);
+      server::Commit(context_, *sender.session, request, &response, done);
       return;
     }
     case Kind::kClaim: {

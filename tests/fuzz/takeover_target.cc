@@ -16,7 +16,7 @@
 #include "common/fd_channel.h"
 #include "common/mapping.h"
 #include "crumb/v1/takeover.pb.h"
-#include "server/takeover.h"
+#include "server/daemon/takeover.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fuzz/fuzz_target.h"
 

@@ -124,14 +124,14 @@ void World::CheckDurable() {
     request.deadline = TimePoint::max();
     storage::AcquireResult result = AcquireNow(request);
     // A slab that was another tenant's may have to change hands first.
-    for (int i = 0; i < kBusyRetries && result.miss_reason == storage::MissReason::kBusy; ++i) {
+    for (int i = 0; i < kBusyRetries && result.miss_reason == MissReason::kBusy; ++i) {
       scheduler_.Sleep(kBusyPause);
       result = AcquireNow(request);
     }
     const bool lost = !disk_.Covers({keyspace->id, page.key}, page.generation, page.range);
     // Memory of a few chunks may have none for each size of a page's fragments and of its parent's.
-    const bool too_small = result.miss_reason == storage::MissReason::kBusy &&
-                           disk_.HasSeveralSizes({keyspace->id, page.key});
+    const bool too_small =
+        result.miss_reason == MissReason::kBusy && disk_.HasSeveralSizes({keyspace->id, page.key});
     if (result.hit_pages == 0 && !lost && !too_small) {
       Fail("durable-is-served", "a durable page of keyspace {} is a miss of reason {}",
            page.keyspace, static_cast<int>(result.miss_reason));

@@ -9,10 +9,14 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,11 +37,44 @@ struct Arguments {
   bool trace = false;
 };
 
+// A line of progress is printed this often.
+constexpr auto kProgressInterval = std::chrono::minutes(1);
+
 // Sums of the histories of one job, in memory that all jobs have.
 struct Totals {
-  uint64_t histories;
-  World::Counts counts;
+  std::atomic<uint64_t> histories;
+  World::Counts counts;  // valid when the job has ended
 };
+
+// The state that all jobs share, in a mapping of its own.
+struct Shared {
+  std::atomic<bool> stop = false;  // set by SIGINT and SIGTERM: no job begins another history
+};
+Shared* shared = nullptr;
+
+// Exit codes; 2: the program could not run.
+constexpr int kExitGood = 0;
+constexpr int kExitBroken = 1;
+constexpr int kExitStopped = 3;
+
+// Maps zeroed memory for an array that the jobs share. Returns null if there is none.
+template <typename T>
+T* MapShared(size_t count) {
+  void* const memory =
+      ::mmap(nullptr, count * sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  T* const begin = static_cast<T*>(memory);
+  std::uninitialized_value_construct_n(begin, count);
+  return begin;
+}
+
+void StopAtSignals() {
+  struct sigaction action = {};
+  action.sa_handler = [](int) { shared->stop.store(true); };
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+}
 
 void Add(World::Counts& to, const World::Counts& of) {
   to.steps += of.steps;
@@ -71,21 +108,35 @@ void Explain(const History& history, const Broken& broken, const std::string& te
   std::fflush(stdout);
 }
 
-// Every jobs-th history from `first + job` on. False: one broke a rule.
-bool RunJob(const Arguments& arguments, unsigned job, unsigned jobs,
-            const std::string& tenants_file, Totals& totals) {
+void PrintProgress(const Arguments& arguments, std::span<const Totals> totals) {
+  uint64_t done = 0;
+  for (const Totals& job : totals) done += job.histories.load();
+  std::fprintf(stderr, "%llu of %llu histories\n", static_cast<unsigned long long>(done),
+               static_cast<unsigned long long>(arguments.histories));
+}
+
+// Runs each history that is the job's turn; totals: of all jobs. False: one broke a rule. The first
+// job prints the progress of all.
+bool RunJob(const Arguments& arguments, unsigned job, const std::string& tenants_file,
+            std::span<Totals> totals) {
   const auto begin = std::chrono::steady_clock::now();
-  for (uint64_t i = job; i < arguments.histories; i += jobs) {
-    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  auto printed = begin;
+  for (uint64_t i = job; i < arguments.histories && !shared->stop.load(); i += totals.size()) {
+    const auto now = std::chrono::steady_clock::now();
+    const std::chrono::duration<double> taken = now - begin;
     if (arguments.seconds > 0 && taken.count() > arguments.seconds) break;
+    if (job == 0 && now - printed >= kProgressInterval) {
+      PrintProgress(arguments, totals);
+      printed = now;
+    }
     const History history = MakeHistory(arguments.first + i);
     const Outcome outcome = RunHistory(history, tenants_file, arguments.trace);
     if (outcome.broken) {
       Explain(history, *outcome.broken, tenants_file, arguments);
       return false;
     }
-    ++totals.histories;
-    Add(totals.counts, outcome.counts);
+    ++totals[job].histories;
+    Add(totals[job].counts, outcome.counts);
   }
   return true;
 }
@@ -93,16 +144,17 @@ bool RunJob(const Arguments& arguments, unsigned job, unsigned jobs,
 int Run(const Arguments& arguments, const std::string& tenants_file) {
   const unsigned jobs =
       std::max(1u, arguments.jobs > 0 ? arguments.jobs : std::thread::hardware_concurrency());
-  void* const memory = ::mmap(nullptr, jobs * sizeof(Totals), PROT_READ | PROT_WRITE,
-                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return 2;
-  auto* const totals = static_cast<Totals*>(memory);
+  shared = MapShared<Shared>(1);
+  Totals* const mapped = MapShared<Totals>(jobs);
+  if (shared == nullptr || mapped == nullptr) return 2;
+  const std::span totals(mapped, jobs);
+  StopAtSignals();
   const auto begin = std::chrono::steady_clock::now();
   std::vector<pid_t> children;
   for (unsigned job = 0; job < jobs; ++job) {
     const pid_t child = ::fork();
     if (child == 0) {
-      std::_Exit(RunJob(arguments, job, jobs, tenants_file, totals[job]) ? 0 : 1);
+      std::_Exit(RunJob(arguments, job, tenants_file, totals) ? kExitGood : kExitBroken);
     }
     children.push_back(child);
   }
@@ -111,26 +163,29 @@ int Run(const Arguments& arguments, const std::string& tenants_file) {
     int status = 0;
     good &= ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
   }
-  Totals sum = {};
+  uint64_t histories = 0;
+  World::Counts counts = {};
   for (unsigned job = 0; job < jobs; ++job) {
-    sum.histories += totals[job].histories;
-    Add(sum.counts, totals[job].counts);
+    histories += totals[job].histories.load();
+    Add(counts, totals[job].counts);
   }
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  const bool stopped = shared->stop.load();
   std::printf(
       "%llu histories in %.1f s: %llu steps, %llu calls, %llu fragments committed, %llu pages hit, "
       "%llu of device pools, %llu durable pages asked for after crashes, %llu switches of fibers: "
       "%s\n",
-      static_cast<unsigned long long>(sum.histories), taken.count(),
-      static_cast<unsigned long long>(sum.counts.steps),
-      static_cast<unsigned long long>(sum.counts.calls),
-      static_cast<unsigned long long>(sum.counts.commits),
-      static_cast<unsigned long long>(sum.counts.hits),
-      static_cast<unsigned long long>(sum.counts.device_hits),
-      static_cast<unsigned long long>(sum.counts.durable_checked),
-      static_cast<unsigned long long>(sum.counts.switches),
-      good ? "no rule broken" : "A RULE IS BROKEN");
-  return good ? 0 : 1;
+      static_cast<unsigned long long>(histories), taken.count(),
+      static_cast<unsigned long long>(counts.steps), static_cast<unsigned long long>(counts.calls),
+      static_cast<unsigned long long>(counts.commits), static_cast<unsigned long long>(counts.hits),
+      static_cast<unsigned long long>(counts.device_hits),
+      static_cast<unsigned long long>(counts.durable_checked),
+      static_cast<unsigned long long>(counts.switches),
+      !good     ? "A RULE IS BROKEN"
+      : stopped ? "stopped by a signal, no rule broken so far"
+                : "no rule broken");
+  if (!good) return kExitBroken;
+  return stopped ? kExitStopped : kExitGood;
 }
 
 // The order in which hash tables are walked follows from addresses. Starts the program again with

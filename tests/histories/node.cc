@@ -7,7 +7,7 @@
 
 #include "common/hex.h"
 #include "common/sha256.h"
-#include "storage/open_tiered_store.h"
+#include "storage/store/open_tiered_store.h"
 #include "tests/histories/failure.h"
 
 namespace crumb::histories {

@@ -6,11 +6,11 @@
 #include <string>
 
 #include "common/executor.h"
+#include "server/base/limits.h"
 #include "server/calls/call_context.h"
 #include "server/device/device_pools.h"
-#include "server/event_hub.h"
-#include "server/keyspace_registry.h"
-#include "server/limits.h"
+#include "server/events/event_hub.h"
+#include "server/keyspaces/keyspace_registry.h"
 #include "server/metrics/server_metrics.h"
 #include "server/session/session_table.h"
 #include "server/tenants/tenant_table.h"

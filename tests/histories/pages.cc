@@ -179,7 +179,7 @@ void World::CommitContents(Worker& worker, int keyspace, std::vector<View::Reser
     then(s);
   });
   OnCaller([call, view, done, context = ContextOf(worker)] {
-    server::Commit(context, view->session, call->request, &call->response, done);
+    server::Commit(context, *view->session, call->request, &call->response, done);
   });
 }
 

@@ -294,7 +294,7 @@ void World::PoolCommit(Worker& worker, const Step& step) {
         request.add_headers(server::ToBytes(model_.HeaderOf(content)));
         v1::CommitResponse response;
         absl::Status status;
-        server::Commit(context, view->session, request, &response,
+        server::Commit(context, *view->session, request, &response,
                        [&](absl::Status result) { status = std::move(result); });
         const bool stored = status.ok() && response.outcomes(0) == v1::COMMIT_OUTCOME_STORED;
         model_.EndCommit(commit, stored);

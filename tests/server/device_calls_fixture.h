@@ -114,7 +114,7 @@ class DeviceCallsTest : public CallFixture {
     request.add_slots(slot);
     request.add_headers(header);
     Answered answered;
-    server::Commit(context_, session, request, response, answered.done());
+    server::Commit(context_, *session, request, response, answered.done());
     EXPECT_EQ(answered.times, 1);
     return answered.status;
   }

@@ -26,7 +26,7 @@ const MemoryStore::Page* MemoryStore::FindLocked(const KeyspaceId& keyspace,
   return found == pages_.end() || found->second.keyspace != keyspace ? nullptr : &found->second;
 }
 
-absl::StatusOr<storage::CommitOutcome> MemoryStore::Commit(const storage::CommitRequest& request) {
+absl::StatusOr<CommitOutcome> MemoryStore::Commit(const storage::CommitRequest& request) {
   const FragmentHeader& header = request.header;
   const size_t header_bytes = FragmentHeaderBytes(header.range.tiles());
   if (request.tiles.size() + header_bytes > slot_bytes_) {
@@ -38,7 +38,7 @@ absl::StatusOr<storage::CommitOutcome> MemoryStore::Commit(const storage::Commit
   EncodeFragmentHeader(header, std::span(copy).last(header_bytes));
   {
     MutexLock lock(&mutex_);
-    if (pages_.contains(header.key)) return storage::CommitOutcome::kDeduplicated;
+    if (pages_.contains(header.key)) return CommitOutcome::kDeduplicated;
     if (used_slots_ == slots_) return absl::ResourceExhaustedError("full");
     const size_t slot = used_slots_++;
     std::memcpy(mapping_.data() + slot * slot_bytes_, copy.data(), copy.size());
@@ -48,10 +48,9 @@ absl::StatusOr<storage::CommitOutcome> MemoryStore::Commit(const storage::Commit
     not_durable_.emplace_back(header.keyspace, header.key);
   }
   if (events_.page) {
-    events_.page(
-        {storage::PageEvent::Kind::kAdded, header.keyspace, header.key, storage::Tier::kHost});
+    events_.page({storage::PageEvent::Kind::kAdded, header.keyspace, header.key, Tier::kHost});
   }
-  return storage::CommitOutcome::kStored;
+  return CommitOutcome::kStored;
 }
 
 namespace {
@@ -74,7 +73,7 @@ absl::StatusOr<std::shared_ptr<storage::IncomingSlot>> MemoryStore::ReserveIncom
   return std::make_shared<VectorSlot>(bytes);
 }
 
-absl::StatusOr<storage::CommitOutcome> MemoryStore::PublishIncoming(
+absl::StatusOr<CommitOutcome> MemoryStore::PublishIncoming(
     const std::shared_ptr<storage::IncomingSlot>& slot, const FragmentHeader& header, uint32_t,
     storage::Received) {
   const size_t tiles_bytes = FragmentTilesBytes(header.range.tiles(), header.tile_bytes);
@@ -94,8 +93,7 @@ storage::AcquireResult MemoryStore::AcquireLocked(const storage::AcquireRequest&
   for (const PageKey& key : request.keys) {
     const Page* page = FindLocked(request.keyspace, key);
     if (page == nullptr || page->generation != request.generation) {
-      result.miss_reason =
-          page == nullptr ? storage::MissReason::kAbsent : storage::MissReason::kGeneration;
+      result.miss_reason = page == nullptr ? MissReason::kAbsent : MissReason::kGeneration;
       break;
     }
     result.fragments.push_back({result.hit_pages, 0, page->slot * slot_bytes_, page->tiles_bytes});
@@ -120,7 +118,7 @@ void MemoryStore::Acquire(storage::AcquireRequest request,
   done(std::move(result));
 }
 
-void MemoryStore::ReportTier(storage::Tier tier) {
+void MemoryStore::ReportTier(Tier tier) {
   MutexLock lock(&mutex_);
   tier_ = tier;
 }
@@ -196,7 +194,8 @@ storage::Durability MemoryStore::DurabilityOf(const KeyspaceId& keyspace, const 
   return pending ? storage::Durability::kPending : storage::Durability::kDurable;
 }
 
-uint32_t MemoryStore::Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys, TimePoint) {
+absl::StatusOr<uint32_t> MemoryStore::Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
+                                          TimePoint) {
   return Unpin(keyspace, keys);
 }
 
@@ -218,7 +217,7 @@ absl::StatusOr<uint32_t> MemoryStore::Delete(const KeyspaceId& keyspace,
     }
     ++deleted;
     if (events_.page) {
-      events_.page({storage::PageEvent::Kind::kRemoved, keyspace, key, storage::Tier::kHost});
+      events_.page({storage::PageEvent::Kind::kRemoved, keyspace, key, Tier::kHost});
     }
   }
   return deleted;
@@ -237,7 +236,7 @@ absl::StatusOr<uint64_t> MemoryStore::DropKeyspace(const KeyspaceId& keyspace,
   }
   for (const PageKey& key : dropped) {
     if (!events_.page) break;
-    events_.page({storage::PageEvent::Kind::kRemoved, keyspace, key, storage::Tier::kHost});
+    events_.page({storage::PageEvent::Kind::kRemoved, keyspace, key, Tier::kHost});
   }
   return dropped.size();
 }
@@ -273,10 +272,10 @@ uint64_t MemoryStore::KeyspaceBytes(const KeyspaceId& keyspace) const {
 }
 
 void MemoryStore::ForEachPage(const KeyspaceId& keyspace,
-                              const std::function<void(const PageKey&, storage::Tier)>& visit) {
+                              const std::function<void(const PageKey&, Tier)>& visit) {
   MutexLock lock(&mutex_);
   for (const auto& [key, page] : pages_) {
-    if (page.keyspace == keyspace) visit(key, storage::Tier::kHost);
+    if (page.keyspace == keyspace) visit(key, Tier::kHost);
   }
 }
 

@@ -23,7 +23,7 @@ class MemoryStore : public storage::TieredStore {
   MemoryStore(size_t slots, size_t slot_bytes, storage::StoreEvents events,
               std::shared_ptr<RecordMap> records = std::make_shared<RecordMap>());
 
-  absl::StatusOr<storage::CommitOutcome> Commit(const storage::CommitRequest& request) override;
+  absl::StatusOr<CommitOutcome> Commit(const storage::CommitRequest& request) override;
   absl::StatusOr<std::shared_ptr<storage::IncomingSlot>> ReserveIncoming(const KeyspaceId& keyspace,
                                                                          uint64_t bytes) override;
   void SetOwner(const KeyspaceId&, const std::string&) override {}
@@ -34,9 +34,10 @@ class MemoryStore : public storage::TieredStore {
   absl::StatusOr<UniqueFd> OpenSlab(uint32_t, const KeyspaceId&) const override {
     return absl::UnimplementedError("one slab for all");
   }
-  absl::StatusOr<storage::CommitOutcome> PublishIncoming(
-      const std::shared_ptr<storage::IncomingSlot>& slot, const FragmentHeader& header,
-      uint32_t logical_tile_bytes, storage::Received received) override;
+  absl::StatusOr<CommitOutcome> PublishIncoming(const std::shared_ptr<storage::IncomingSlot>& slot,
+                                                const FragmentHeader& header,
+                                                uint32_t logical_tile_bytes,
+                                                storage::Received received) override;
   void Acquire(storage::AcquireRequest request,
                std::function<void(absl::StatusOr<storage::AcquireResult>)> done) override;
   storage::LookupResult Lookup(const storage::AcquireRequest& request) override;
@@ -49,10 +50,11 @@ class MemoryStore : public storage::TieredStore {
   uint64_t FlushMark(const storage::FlushScope&) const override { return 1; }
   storage::Durability DurabilityOf(const KeyspaceId& keyspace, const PageKey& key,
                                    uint64_t generation, const TileRange& range) const override;
-  void SetPending(const KeyspaceId&, std::span<const PageKey> keys) override {
+  void SetPending(const KeyspaceId&, const std::string&, std::span<const PageKey> keys) override {
     pending_.assign(keys.begin(), keys.end());
   }
-  uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys, TimePoint) override;
+  absl::StatusOr<uint32_t> Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
+                               TimePoint) override;
   uint32_t Unpin(const KeyspaceId& keyspace, std::span<const PageKey> keys) override;
   absl::StatusOr<uint32_t> Delete(const KeyspaceId& keyspace,
                                   std::span<const PageKey> keys) override;
@@ -63,7 +65,7 @@ class MemoryStore : public storage::TieredStore {
   uint64_t PageBytes(const KeyspaceId& keyspace, const PageKey& key) const override;
   uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const override;
   void ForEachPage(const KeyspaceId& keyspace,
-                   const std::function<void(const PageKey&, storage::Tier)>& visit) override;
+                   const std::function<void(const PageKey&, Tier)>& visit) override;
   std::vector<storage::Slab> slabs() const override;
   absl::StatusOr<uint64_t> GrowHost(uint64_t) override { return uint64_t{0}; }
   storage::StoreStats Stats() const override;
@@ -79,7 +81,7 @@ class MemoryStore : public storage::TieredStore {
   const storage::FlushScope& flush_scope() const { return flush_scope_; }
 
   // Pages are found in this tier from now on.
-  void ReportTier(storage::Tier tier);
+  void ReportTier(Tier tier);
 
   // Acquires from now on are answered only by AnswerHeld.
   void HoldAcquires();
@@ -115,7 +117,7 @@ class MemoryStore : public storage::TieredStore {
   std::map<storage::LeaseId, storage::AcquireResult> leases_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<KeyspaceId, PageKey>> not_durable_ ABSL_GUARDED_BY(mutex_);
   bool hold_ ABSL_GUARDED_BY(mutex_) = false;
-  storage::Tier tier_ ABSL_GUARDED_BY(mutex_) = storage::Tier::kHost;
+  Tier tier_ ABSL_GUARDED_BY(mutex_) = Tier::kHost;
   std::vector<Held> held_ ABSL_GUARDED_BY(mutex_);
   std::vector<PageKey> pending_;  // set by the thread that reads it
   storage::FlushScope flush_scope_;

@@ -81,6 +81,85 @@ void LeaseEverything(const Attacker& a) {
   }
 }
 
+// Pages of the attacks below on host memory: more than it has room for, in calls of kBatch.
+constexpr int kHeldPages = 1'500;
+constexpr int kBatch = 50;
+constexpr TileRange kOneTile = {{0, 1}, {0, 1}};
+constexpr TileRange kAllTiles = {{0, TestClient::kLayers}, {0, TestClient::kKvHeads}};
+
+void PutTiles(const Attacker& a, int first, const TileRange& range) {
+  std::vector<std::vector<std::byte>> fragments;
+  for (int page = first; page < first + kBatch; ++page) {
+    fragments.push_back(a.session.Fragment(TestClient::Key(page), 1, range));
+  }
+  v1::PutResponse response;
+  ASSERT_TRUE(a.session.Put(fragments, &response).ok());
+}
+
+void DeletePages(const Attacker& a, int first) {
+  v1::DeleteRequest request;
+  request.set_keyspace(a.session.keyspace().keyspace());
+  request.set_keys(TestClient::Keys(first, kBatch));
+  v1::DeleteResponse response;
+  ASSERT_TRUE(a.stub.Delete(a.Context(), request, &response).ok());
+}
+
+// The same pages again and again: each lease keeps a copy that no key names any more.
+void LeaseAndDelete(const Attacker& a) {
+  for (int pages = 0; pages < kHeldPages; pages += kBatch) {
+    PutTiles(a, 4'000'000, kAllTiles);
+    v1::AcquireResponse response;
+    ASSERT_TRUE(a.session.Acquire(TestClient::Keys(4'000'000, kBatch), &response).ok());
+    DeletePages(a, 4'000'000);
+  }
+}
+
+// The same with streams, of which one message is read.
+void GetAndDelete(const Attacker& a) {
+  for (int pages = 0; pages < kHeldPages; pages += kBatch) {
+    PutTiles(a, 5'000'000, kAllTiles);
+    v1::GetRequest request;
+    request.set_keyspace(a.session.keyspace().keyspace());
+    request.set_keys(TestClient::Keys(5'000'000, kBatch));
+    const auto stream = std::shared_ptr(a.stub.Get(a.Context(), request));
+    v1::GetResponse response;
+    stream->Read(&response);
+    a.attack.kept.push_back(stream);
+    DeletePages(a, 5'000'000);
+  }
+}
+
+// Leases of one tile of each page, which keep all of its tiles.
+void LeaseOneTile(const Attacker& a) {
+  for (int first = 6'000'000; first < 6'000'000 + kHeldPages; first += kBatch) {
+    PutTiles(a, first, kOneTile);
+    PutTiles(a, first, kAllTiles);
+    v1::AcquireRequest request;
+    request.set_keyspace(a.session.keyspace().keyspace());
+    request.set_keys(TestClient::Keys(first, kBatch));
+    request.mutable_range()->set_layer_end(1);
+    request.mutable_range()->set_head_end(1);
+    v1::AcquireResponse response;
+    ASSERT_TRUE(a.session.stub().Acquire(a.session.Context().get(), request, &response).ok());
+  }
+}
+
+// Pins of pages of one tile, to which the others are committed afterwards.
+void PinOneTile(const Attacker& a) {
+  for (int first = 7'000'000; first < 7'000'000 + kHeldPages; first += kBatch) {
+    PutTiles(a, first, kOneTile);
+    v1::PinRequest request;
+    request.set_keyspace(a.session.keyspace().keyspace());
+    request.set_keys(TestClient::Keys(first, kBatch));
+    request.set_ttl_ms(24 * 3600 * 1000);
+    v1::PinResponse response;
+    a.stub.Pin(a.Context(), request, &response);
+  }
+  for (int first = 7'000'000; first < 7'000'000 + kHeldPages; first += kBatch) {
+    PutTiles(a, first, kAllTiles);
+  }
+}
+
 void OpenSessions(const Attacker& a) {
   const auto& limits = a.crumbd.options().sessions;
   for (int i = 0; i < 2 * limits.sessions_max; ++i) {
@@ -322,12 +401,17 @@ const std::vector<BudgetRow>& BudgetRows() {
        [](Options& options) {
          options.limits.requests_max = 256;
          options.limits.put_streams = 512;
+         options.limits.streams_per_connection = 2048;
        }},
       {"put_streams", Rejected("put_streams"), SilentPuts},
       {"get_streams", Rejected("get_streams"), UnreadGets},
       {"watchers", Rejected("watchers"), Watch},
       {"pins", Rejected("held_memory"), PinEverything},
       {"leases", Rejected("held_memory"), LeaseEverything},
+      {"deleted_leases", Rejected("held_memory"), LeaseAndDelete},
+      {"deleted_gets", Rejected("held_memory"), GetAndDelete},
+      {"one_tile_leases", Rejected("held_memory"), LeaseOneTile},
+      {"one_tile_pins", "crumb_pages_refused_total{reason=\"no_room\"}", PinOneTile},
       {"keyspaces", Rejected("keyspaces"), OpenKeyspaces},
       {"sessions", Rejected("sessions"), OpenSessions},
       {"engines", Rejected("sessions"), OpenSessions,

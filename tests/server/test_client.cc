@@ -68,19 +68,21 @@ grpc::Status TestClient::OpenKeyspace(const std::string& model) {
   return stub_->OpenKeyspace(Context().get(), request, &keyspace_);
 }
 
-std::vector<std::byte> TestClient::Fragment(const PageKey& key, uint8_t fill) const {
+std::vector<std::byte> TestClient::Fragment(const PageKey& key, uint8_t fill,
+                                            const TileRange& range) const {
   FragmentHeader header;
   header.tile_bytes = keyspace_.int2_tile_bytes();
   header.generation = keyspace_.generation();
   header.keyspace = KeyspaceId::FromBytes(keyspace_.keyspace()).value();
   header.key = key;
-  header.range = {{0, kLayers}, {0, kKvHeads}};
-  std::vector<std::byte> fragment(fragment_bytes(), std::byte{fill});
+  header.range = range;
+  std::vector<std::byte> fragment(FragmentBytes(range.tiles(), header.tile_bytes), std::byte{fill});
   for (int tile = 0; tile < header.range.tiles(); ++tile) {
     header.tile_sums.push_back(Crc32c(std::span(fragment).subspan(
         static_cast<size_t>(tile) * header.tile_bytes, header.tile_bytes)));
   }
-  EncodeFragmentHeader(header, std::span(fragment).subspan(tiles_bytes()));
+  const auto tiles_bytes = FragmentTilesBytes(range.tiles(), header.tile_bytes);
+  EncodeFragmentHeader(header, std::span(fragment).subspan(tiles_bytes));
   return fragment;
 }
 
@@ -131,11 +133,14 @@ grpc::Status TestClient::Put(const std::vector<std::vector<std::byte>>& fragment
     const auto* bytes = reinterpret_cast<const char*>(fragment.data());
     v1::PutRequest request;
     request.set_keyspace(keyspace_.keyspace());
-    request.set_header(bytes + tiles_bytes(), fragment.size() - tiles_bytes());
-    request.set_tiles(bytes, tiles_bytes() / 3);
+    int tiles = 1;
+    while (FragmentBytes(tiles, keyspace_.int2_tile_bytes()) < fragment.size()) ++tiles;
+    const size_t tiles_end = FragmentTilesBytes(tiles, keyspace_.int2_tile_bytes());
+    request.set_header(bytes + tiles_end, fragment.size() - tiles_end);
+    request.set_tiles(bytes, tiles_end / 3);
     stream->Write(request);
     v1::PutRequest rest;
-    rest.set_tiles(bytes + tiles_bytes() / 3, tiles_bytes() - tiles_bytes() / 3);
+    rest.set_tiles(bytes + tiles_end / 3, tiles_end - tiles_end / 3);
     stream->Write(rest);
   }
   stream->WritesDone();

@@ -39,7 +39,8 @@ class TestClient {
   std::unique_ptr<grpc::ClientContext> Context() const;
 
   // A page of `fill`, tiles and header.
-  std::vector<std::byte> Fragment(const PageKey& key, uint8_t fill) const;
+  std::vector<std::byte> Fragment(const PageKey& key, uint8_t fill,
+                                  const TileRange& range = {{0, kLayers}, {0, kKvHeads}}) const;
 
   // Reserve, write, Commit.
   grpc::Status Commit(const std::vector<std::byte>& fragment, v1::CommitResponse* response);

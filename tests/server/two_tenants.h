@@ -9,7 +9,7 @@
 
 #include "crumb/v1/cache_service.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
-#include "server/daemon.h"
+#include "server/daemon/daemon.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/server/test_client.h"
 

@@ -44,6 +44,9 @@ FLAT_SHARE = 0.10
 # SSD tier that fills opens an extent for each 64 MiB.
 FLOORS = {"memory MiB": 32, "descriptors": 48, "leases": 16, "leased slots": 16,
           "reservations": 64, "staging MiB": 64}
+# Tables that grow up to a bound must be full when the warm-up ends. The directory of holders keeps
+# pages that their holders have evicted until it is full, and would grow for hours otherwise.
+DIRECTORY_PAGES = 16384
 METRICS = {"leases": "crumb_leases", "leased slots": "crumb_leased_slots",
            "reservations": "crumb_reservations"}
 
@@ -125,6 +128,8 @@ def judge(node, name, samples, begin, seconds):
 class Soak:
     def __init__(self, arguments):
         self.arguments = arguments
+        if arguments.folder:
+            pathlib.Path(arguments.folder).mkdir(parents=True, exist_ok=True)
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="crumb-soak-", dir=arguments.folder))
         self.random = random.Random(arguments.seed)
         self.crumbds = [None] * NODES
@@ -180,6 +185,7 @@ class Soak:
                 f"  ssd:\n    path: {self.home(node)}/ssd\n"
                 f"    bytes_max: {self.arguments.ssd_mib}MiB\n"
                 f"cluster:\n  secret_file: {self.folder}/secret\n"
+                f"  directory_pages_max: {DIRECTORY_PAGES}\n"
                 f"  nodes: {json.dumps(addresses)}\n  host: host-{node}\n"
                 "  node_ttl: 3s\n  heartbeat: 200ms\n  start_deadline: 10s\n")
 

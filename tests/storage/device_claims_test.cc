@@ -208,14 +208,14 @@ TEST_F(SettledEpochsTest, AnEpochThatGoesOnKnowsItsDeletions) {
 
 TEST_F(SettledEpochsTest, APoolThatWasGivenUpMissesLaterDeletions) {
   EXPECT_EQ(tier_->Release(pool_, kAnn, std::vector<uint64_t>{0, 1}), 0u);
-  ASSERT_TRUE(tier_->RemovePool(pool_));
+  ASSERT_TRUE(RemovePool(*tier_, pool_));
   Delete(1);
   // The tier that gave it up noted the deletion.
   AddPool(/*recovering=*/true);
   Claim();
   EXPECT_EQ(Hits(), 1u);
   tier_->EndHolder(kAnn);
-  ASSERT_TRUE(tier_->RemovePool(pool_));
+  ASSERT_TRUE(RemovePool(*tier_, pool_));
   Delete(0);
   Start({3, 2});
   AddPool(/*recovering=*/true);
@@ -224,6 +224,39 @@ TEST_F(SettledEpochsTest, APoolThatWasGivenUpMissesLaterDeletions) {
 }
 
 // A process may come back after a page that it holds was deleted here.
+class TakenOverEpochsTest : public SettledEpochsTest {
+ protected:
+  TakenOverEpochsTest() {
+    EXPECT_TRUE(store_->Stop(Duration::zero()).ok());
+    StoreStart start;
+    start.epochs = {2, 1};
+    start.handed_over = std::make_unique<HandedOverMemory>(store_->HandOver().value());
+    store_ = TieredStore::Open(SmallStore(""), Clock::Real(), {}, std::move(start)).value();
+    tier_ = store_->devices();
+  }
+};
+
+// The successor notes the deletion, because the process is not back yet, and its crash loses the
+// note.
+TEST_F(TakenOverEpochsTest, APageThatWasDeletedBetweenATakeoverAndACrashStaysDeleted) {
+  Delete(1);
+  Start({3, 2});
+  AddPool(/*recovering=*/true);
+  Claim();
+  EXPECT_EQ(Hits(), 0u);
+}
+
+TEST_F(TakenOverEpochsTest, PagesOfAProcessThatCameBackOutliveACrash) {
+  AddPool(/*recovering=*/true);
+  Claim();
+  EXPECT_EQ(Hits(), 2u);
+  tier_->EndRecovery(pool_);
+  Start({3, 2});
+  AddPool(/*recovering=*/true);
+  Claim();
+  EXPECT_EQ(Hits(), 2u);
+}
+
 TEST_F(DeviceTierTest, APageThatIsDeletedBeforeItsClaimIsNoHit) {
   const DevicePoolNumber pool = AddPool(4, true);
   const auto header = [](uint64_t page) { return HeaderOf(SamplePage(1, page)); };
@@ -316,7 +349,7 @@ TEST_F(SharedClaimsTest, ASlotOfTwoHoldersOutlivesTheFirst) {
         EXPECT_EQ(PoolStats().blank_slots, 0u);
         EXPECT_EQ(tier_->Withdraw(pool_, 0, page_->key), named);
         EXPECT_THAT(FreeSlots(), UnorderedElementsAre(0, 1, 2, 3));
-        EXPECT_TRUE(tier_->RemovePool(pool_));
+        EXPECT_TRUE(RemovePool(*tier_, pool_));
       }
     }
   }

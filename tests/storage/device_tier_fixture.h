@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,14 @@ inline AcquireRequest Request(uint64_t sequence, uint64_t pages,
   AcquireRequest request = RequestOf(sequence, pages);
   request.pools = std::move(pools);
   return request;
+}
+
+// Returns false if the pool is in use.
+inline bool RemovePool(DeviceTier& tier, DevicePoolNumber pool) {
+  std::optional<DeviceTier::TakenPool> taken = tier.TakePool(pool);
+  if (!taken) return false;
+  tier.EndPool(*std::move(taken));
+  return true;
 }
 
 class DeviceTierTest : public testing::Test {

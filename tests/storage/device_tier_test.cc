@@ -11,7 +11,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "storage/open_tiered_store.h"
+#include "storage/store/open_tiered_store.h"
 #include "tests/common/eventually.h"
 #include "tests/storage/device_tier_fixture.h"
 #include "tests/storage/fault_tier.h"
@@ -70,7 +70,7 @@ TEST_F(DeviceTierTest, APageBehindAGapIsNoHit) {
   EXPECT_EQ(result->miss_reason, MissReason::kAbsent);
   EXPECT_TRUE(store_->Release(result->lease));
   // Nothing keeps the pages behind the gap.
-  EXPECT_TRUE(tier_->RemovePool(pool_));
+  EXPECT_TRUE(RemovePool(*tier_, pool_));
 }
 
 TEST_F(DeviceTierTest, RanksCoverAPageTogether) {
@@ -126,7 +126,7 @@ TEST_F(DeviceTierTest, AnEndedHolderLeavesItsPagesAndNoSlot) {
   ASSERT_TRUE(tier_->Commit(pool_, kAnn, slots[0], HeaderOf(SamplePage(1, 0)), 1).ok());
   EXPECT_EQ(PoolStats().held_slots, 5u);
   EXPECT_EQ(PoolStats().blank_slots, 4u);
-  EXPECT_FALSE(tier_->RemovePool(pool_));
+  EXPECT_FALSE(RemovePool(*tier_, pool_));
   tier_->EndHolder(kAnn);
   EXPECT_EQ(PoolStats().held_slots, 0u);
   EXPECT_EQ(PoolStats().free_slots, 7u);
@@ -311,16 +311,16 @@ TEST_F(SlowTierBelowTest, APoolOutlivesTheAcquireThatRefersToItsDeletedPage) {
   auto acquired = AcquireThatWaits();
   DeletePageOfThePool();
   EXPECT_EQ(store_->Stats().device.pages, 0u);
-  EXPECT_FALSE(tier_->RemovePool(pool_));
+  EXPECT_FALSE(RemovePool(*tier_, pool_));
   EXPECT_EQ(store_->Stats().pools.pools, 1u);
   below_->Set(FaultTier::Fault::kNone);
   const absl::StatusOr<AcquireResult> result = acquired.get();
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->hit_pages, 5u);
   ASSERT_THAT(result->device_fragments, SizeIs(1));
-  EXPECT_FALSE(tier_->RemovePool(pool_));  // leased now
+  EXPECT_FALSE(RemovePool(*tier_, pool_));  // leased now
   EXPECT_TRUE(store_->Release(result->lease));
-  EXPECT_TRUE(tier_->RemovePool(pool_));
+  EXPECT_TRUE(RemovePool(*tier_, pool_));
   EXPECT_EQ(store_->Stats().pools.pools, 0u);
 }
 
@@ -328,13 +328,13 @@ TEST_F(SlowTierBelowTest, APoolOutlivesTheAcquireThatRefersToItsDeletedPage) {
 TEST_F(SlowTierBelowTest, APoolOutlivesTheAcquireThatLeasesNothing) {
   auto acquired = AcquireThatWaits();
   DeletePageOfThePool();
-  EXPECT_FALSE(tier_->RemovePool(pool_));
+  EXPECT_FALSE(RemovePool(*tier_, pool_));
   below_->Set(FaultTier::Fault::kGetFails);
   const absl::StatusOr<AcquireResult> result = acquired.get();
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->hit_pages, 1u);
   EXPECT_TRUE(store_->Release(result->lease));
-  EXPECT_TRUE(tier_->RemovePool(pool_));
+  EXPECT_TRUE(RemovePool(*tier_, pool_));
 }
 
 // A page that leaves is referred to until it has been copied, deleted or not.
@@ -345,9 +345,9 @@ TEST_F(DeviceTierTest, APoolOutlivesTheCopiesOfItsPages) {
   ASSERT_THAT(asked_, SizeIs(1));
   ASSERT_TRUE(store_->DropKeyspace(SamplePage(1, 0).keyspace, 2).ok());
   EXPECT_EQ(store_->Stats().device.pages, 0u);
-  EXPECT_FALSE(tier_->RemovePool(pool_));
+  EXPECT_FALSE(RemovePool(*tier_, pool_));
   EXPECT_EQ(tier_->Demoted(pool_, kBob, std::vector<uint64_t>{asked_[0].slot}), 0u);
-  EXPECT_TRUE(tier_->RemovePool(pool_));
+  EXPECT_TRUE(RemovePool(*tier_, pool_));
 }
 
 // A page chosen to leave goes to a process that ends before it hears of it; its slot has another
@@ -401,7 +401,7 @@ TEST_F(DeviceTierTest, EverySlotOfEveryHandleIsGivenOutOnce) {
       EXPECT_EQ(tier_->Release(pool, kAnn, slots), 0u);
     }
     tier_->EndHolder(kBob);
-    EXPECT_TRUE(tier_->RemovePool(pool));
+    EXPECT_TRUE(RemovePool(*tier_, pool));
   }
 }
 
@@ -487,7 +487,7 @@ TEST_F(DeviceTierTest, AnAnswerNamesABoundedNumberOfFragments) {
   EXPECT_EQ(none->miss_reason, MissReason::kBusy);
   EXPECT_EQ(none->lease, 0u);
   EXPECT_EQ(store_->Stats().leases, 0u);
-  EXPECT_TRUE(tier_->RemovePool(pool_));  // nothing refers to its pages
+  EXPECT_TRUE(RemovePool(*tier_, pool_));  // nothing refers to its pages
 }
 
 // A walk over more pages than one hold of the lock sees each of them once.
@@ -503,7 +503,7 @@ TEST_F(DeviceTierTest, AWalkInPiecesSeesEveryPageOnce) {
 TEST_F(DeviceTierTest, ARemovedPoolLeavesItsCounters) {
   Fill(pool_, 1, 0, 5);
   const TierStats before = store_->Stats().device;
-  EXPECT_TRUE(tier_->RemovePool(pool_));
+  EXPECT_TRUE(RemovePool(*tier_, pool_));
   const TierStats after = store_->Stats().device;
   EXPECT_EQ(after.stored_put_bytes, before.stored_put_bytes);
   EXPECT_EQ(after.evicted.capacity + after.evicted.ancestor, 5u);
@@ -609,7 +609,7 @@ TEST_F(DeviceTierTest, NoSlotHasTwoUsers) {
   for (const auto& [lease, slots] : leases) EXPECT_TRUE(store_->Release(lease));
   for (const HolderId holder : {1, 2, 3}) tier_->EndHolder(holder);
   EXPECT_EQ(PoolStats().free_slots + store_->Stats().device.pages, kSlots);
-  EXPECT_TRUE(tier_->RemovePool(pool_));
+  EXPECT_TRUE(RemovePool(*tier_, pool_));
 }
 
 }  // namespace

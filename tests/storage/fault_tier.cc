@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/storage/fault_tier.h"
 
+#include <algorithm>
+
 #include "common/status_macros.h"
 
 namespace crumb::storage {
@@ -22,7 +24,11 @@ std::vector<absl::Status> FaultTier::Put(std::span<const FragmentWrite> fragment
   if (fault() == Fault::kPutFails) {
     return std::vector<absl::Status>(fragments.size(), absl::UnavailableError("fault"));
   }
-  return inner_->Put(fragments);
+  std::vector<absl::Status> statuses = inner_->Put(fragments);
+  if (std::all_of(statuses.begin(), statuses.end(), [](const auto& s) { return s.ok(); })) {
+    after_put_.Call();
+  }
+  return statuses;
 }
 
 absl::Status FaultTier::Writable() const {
@@ -44,6 +50,7 @@ absl::Status FaultTier::Get(const FragmentMeta& fragment, std::span<std::byte> r
   absl::Status status = VerifyFragment(fragment, room);
   if (absl::IsDataLoss(status))
     inner_->Remove(fragment.keyspace, std::span(&fragment.key, 1)).IgnoreError();
+  if (status.ok()) after_get_.Call();
   return status;
 }
 

@@ -29,10 +29,10 @@ class FaultTier final : public FragmentTier {
 
   void Set(Fault fault);
   // The next Find calls this first.
-  void OnNextFind(std::function<void()> hook) {
-    MutexLock lock(&hook_mutex_);
-    on_find_ = std::move(hook);
-  }
+  void OnNextFind(std::function<void()> hook) { on_find_.Set(std::move(hook)); }
+  // The next Put, or Get, that succeeds calls this before it returns.
+  void AfterNextPut(std::function<void()> hook) { after_put_.Set(std::move(hook)); }
+  void AfterNextGet(std::function<void()> hook) { after_get_.Set(std::move(hook)); }
   FragmentTier& inner() { return *inner_; }
   int gets() const { return gets_; }
   int puts() const { return puts_; }
@@ -42,12 +42,7 @@ class FaultTier final : public FragmentTier {
   absl::Status Writable() const override;
 
   std::vector<FragmentMeta> Find(const KeyspaceId& keyspace, const PageKey& key) const override {
-    std::function<void()> hook;
-    {
-      MutexLock lock(&hook_mutex_);
-      hook = std::exchange(on_find_, nullptr);
-    }
-    if (hook) hook();
+    on_find_.Call();
     return inner_->Find(keyspace, key);
   }
   void Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) override {
@@ -87,10 +82,32 @@ class FaultTier final : public FragmentTier {
   void AddStats(StoreStats& stats) const override { inner_->AddStats(stats); }
 
  private:
-  mutable Mutex hook_mutex_;
-  mutable std::function<void()> on_find_ ABSL_GUARDED_BY(hook_mutex_);
+  // A function that is called once.
+  class Hook {
+   public:
+    void Set(std::function<void()> hook) {
+      MutexLock lock(&mutex_);
+      hook_ = std::move(hook);
+    }
+    void Call() {
+      std::function<void()> hook;
+      {
+        MutexLock lock(&mutex_);
+        hook = std::exchange(hook_, nullptr);
+      }
+      if (hook) hook();
+    }
+
+   private:
+    Mutex mutex_;
+    std::function<void()> hook_ ABSL_GUARDED_BY(mutex_);
+  };
+
   Fault fault() const;
 
+  mutable Hook on_find_;
+  Hook after_put_;
+  Hook after_get_;
   const std::unique_ptr<FragmentTier> inner_;
   std::atomic<int> gets_ = 0;
   std::atomic<int> puts_ = 0;

@@ -12,9 +12,10 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/host_room.h"
 #include "storage/host_tier.h"
-#include "storage/open_tiered_store.h"
-#include "storage/write_through.h"
+#include "storage/store/open_tiered_store.h"
+#include "storage/store/write_through.h"
 #include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/storage/fault_tier.h"
@@ -75,6 +76,17 @@ class FlushTest : public testing::Test {
     uint64_t pages = 0;
     below_->ForEachPage(SampleKeyspace(0), [&](const PageKey&) { ++pages; });
     return pages;
+  }
+
+  // Pushes all pages out of host memory while nothing can be written, and expects the loss of those
+  // and of `others`.
+  void ExpectLost(uint64_t others) {
+    ASSERT_EQ(FlushPages(*store_).lost_pages, 0u);
+    const uint64_t stored = CommitPages(100, 700);
+    ASSERT_EQ(store_->DurabilityOf(SampleKeyspace(0), SampleKey(0, 0), 1, SamplePage(0, 0).range),
+              Durability::kNone);
+    const FlushReport report = FlushPages(*store_);
+    EXPECT_EQ(report.lost_pages + report.tier_off_pages, stored + others);
   }
 
   // Starts a Flush on the calling thread, which is between two steps of a Commit, and waits for as
@@ -269,28 +281,89 @@ TEST_F(FlushTest, PagesThatTheTierEvictedSinceAreNotMissed) {
   }
 }
 
+// A page that the tier below evicted after it was durable is not owed to its writer any more, until
+// it is committed once more: host memory still has it, so that commit stores nothing.
+TEST_F(FlushTest, ACommitOfAPageThatTheTierEvictedIsOwedAgain) {
+  Open(/*fragments_max=*/1);
+  CommitPages(0, 1);
+  ASSERT_TRUE(Flush(*store_).ok());
+  CommitPages(1, 1);
+  FlushPages(*store_);
+  ASSERT_TRUE(below_->Find(SampleKeyspace(0), SampleKey(0, 0)).empty());
+  below_->Set(FaultTier::Fault::kPutFails);
+  ASSERT_EQ(*Commit(*store_, SamplePage(0, 0)), CommitOutcome::kDeduplicated);
+  ExpectLost(1);
+}
+
+// The same between the page's eviction and the moment at which host memory hears of its writing.
+TEST_F(FlushTest, ACommitWhileThePageIsWrittenIsOwedAgain) {
+  Open(/*fragments_max=*/1);
+  std::optional<CommitOutcome> outcome;
+  below_->AfterNextPut([&] {
+    const SampleFragment other = SamplePage(1, 0);
+    const std::vector<std::byte> bytes = BytesOf(other);
+    const FragmentWrite write = {MetaOf(other), bytes};
+    EXPECT_TRUE(below_->inner().Put(std::span(&write, 1))[0].ok());
+    outcome = *Commit(*store_, SamplePage(0, 0));
+    below_->Set(FaultTier::Fault::kPutFails);
+  });
+  CommitPages(0, 1);
+  FlushPages(*store_);
+  ASSERT_EQ(outcome, CommitOutcome::kDeduplicated);
+  ExpectLost(1);
+}
+
+// Other tiles of a page do not make those durable that were evicted while they were read.
+TEST_F(FlushTest, TilesThatLeftTheTierWhileTheyWereReadAreWrittenAgain) {
+  Open();
+  SampleFragment left = SamplePage(0, 0);
+  left.range = {{0, 1}, {0, 2}};
+  ASSERT_TRUE(Commit(*store_, left).ok());
+  ASSERT_TRUE(Flush(*store_).ok());
+  for (uint64_t first = 100; first < 400; first += 50) {  // push it out of host memory
+    CommitPages(first, 50);
+    ASSERT_TRUE(Flush(*store_).ok());
+  }
+  below_->AfterNextGet([&] {
+    EXPECT_TRUE(below_->inner().Remove(SampleKeyspace(0), std::span(&left.key, 1)).ok());
+    SampleFragment right = SamplePage(0, 0);
+    right.range = {{1, 2}, {0, 2}};
+    const std::vector<std::byte> bytes = BytesOf(right);
+    const FragmentWrite write = {MetaOf(right), bytes};
+    EXPECT_TRUE(below_->inner().Put(std::span(&write, 1))[0].ok());
+  });
+  AcquireRequest request = RequestOf(0, 1);
+  request.range = left.range;
+  ASSERT_EQ(Acquire(*store_, request)->page_tiers.size(), 1u);
+  ASSERT_TRUE(Flush(*store_).ok());
+  EXPECT_EQ(store_->DurabilityOf(SampleKeyspace(0), SampleKey(0, 0), 1, SamplePage(0, 0).range),
+            Durability::kDurable);
+}
+
 // Pages that the queue had no room for are queued when they have to leave. Until they are, a Flush
 // finds them neither in the queue nor among those that it must write by itself.
 TEST(WriteThroughTest, AFlushWaitsForPagesOnTheirWayToTheQueue) {
-  const auto host = HostTier::Open({.host = SmallStore("").host}, Clock::Real(), EventsOfNone());
-  ASSERT_TRUE(host.ok()) << host.status();
+  const auto state = HostState::Open({.host = SmallStore("").host}, Clock::Real(), EventsOfNone());
+  ASSERT_TRUE(state.ok()) << state.status();
+  HostTier host(**state);
+  HostRoom room(**state);
   MemoryTier below(100, Clock::Real(), EventsOfNone());
-  WriteThrough writer({.bytes_max = uint64_t{1} << 20}, **host, below,
+  WriteThrough writer({.bytes_max = uint64_t{1} << 20}, host, room, (*state)->losses, below,
                       [](const auto&, const auto&) {});
   const SampleFragment sample = SamplePage(0, 0);
   const FragmentMeta meta = MetaOf(sample);
   std::vector<Departure> departures;
-  const Slot slot = (*host)->Reserve(meta.keyspace, meta.bytes, 0, &departures).value();
+  const Slot slot = room.Reserve(meta.keyspace, meta.bytes, 0, &departures).value();
   const std::vector<std::byte> bytes = BytesOf(sample);
-  std::copy(bytes.begin(), bytes.end(), (*host)->Memory(slot).begin());
-  const PageHandle page = (*host)->Publish(meta, slot, Below::kAbsent).value();
-  (*host)->Unref(std::span(&page, 1));
+  std::copy(bytes.begin(), bytes.end(), room.Memory(slot).begin());
+  const PageHandle page = host.Publish(meta, slot, Below::kAbsent, /*owed=*/true).value();
+  host.EndWrite(page);
 
   std::promise<FlushReport> flushed;
   std::future<FlushReport> report = flushed.get_future();
   {
     const WriteThrough::Queueing queueing(writer);
-    departures = (*host)->RefAbsentBelow(meta.keyspace, std::span(&meta.key, 1));
+    departures = host.RefAbsentBelow(meta.keyspace, std::span(&meta.key, 1));
     ASSERT_EQ(departures.size(), 1u);
     writer.Flush(std::nullopt, std::nullopt,
                  [&](const FlushReport& done) { flushed.set_value(done); });
@@ -318,6 +391,42 @@ TEST_F(FlushTest, TilesThatAreThereInPartDoNotMakeAPageDurable) {
             Durability::kPending);
   EXPECT_EQ(store_->DurabilityOf(SampleKeyspace(0), SampleKey(0, 0), 1, part.range),
             Durability::kDurable);
+}
+
+// Room is made by queueing pages: those that found room in the queue count, each once.
+TEST(WriteThroughTest, CountsThePagesThatWereQueuedForRoom) {
+  StoreOptions options = SmallStore("");
+  options.host.bytes_max = ByteSize{uint64_t{1} << 20};
+  const auto state = HostState::Open({.host = options.host}, Clock::Real(), EventsOfNone());
+  ASSERT_TRUE(state.ok()) << state.status();
+  HostTier host(**state);
+  HostRoom room(**state);
+  MemoryTier below(100, Clock::Real(), EventsOfNone());
+  WriteThrough writer({.pages_max = 3, .bytes_max = uint64_t{1} << 20}, host, room,
+                      (*state)->losses, below, [](const auto&, const auto&) {});
+  // Two pages of two fragments each fill the memory. All four fragments have to leave, and three
+  // find room in the queue.
+  uint64_t bytes = 0;
+  for (uint64_t page = 0; page < 2; ++page) {
+    for (const uint16_t layer : {0, 1}) {
+      SampleFragment sample = SamplePage(page, 0);
+      sample.range = {{layer, static_cast<uint16_t>(layer + 1)}, {0, 1}};
+      sample.tile_bytes = 240 << 10;
+      const FragmentMeta meta = MetaOf(sample);
+      bytes = meta.bytes;
+      std::vector<Departure> departures;
+      const auto slot = room.Reserve(meta.keyspace, meta.bytes, 0, &departures);
+      ASSERT_TRUE(slot.ok()) << slot.status();
+      const std::vector<std::byte> content = BytesOf(sample);
+      std::copy(content.begin(), content.end(), room.Memory(*slot).begin());
+      const auto handle = host.Publish(meta, *slot, Below::kAbsent, /*owed=*/true);
+      ASSERT_TRUE(handle.ok()) << handle.status();
+      host.Unref(std::span(&*handle, 1));
+    }
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(writer.Reserve(SampleKeyspace(0), bytes).status()));
+  EXPECT_EQ(writer.demoted(), 2u);
+  EXPECT_EQ(writer.dropped(), 1u);
 }
 
 }  // namespace

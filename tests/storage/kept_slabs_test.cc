@@ -83,6 +83,25 @@ TEST_F(TenantSlabsTest, ASlabThatWasTakenOverIsKeptWhileAPageOfItIsPinned) {
   EXPECT_EQ(store_->Stats().slabs_kept, 0u);
 }
 
+// A slab whose pages stay pinned does not keep the memory of others from coming back.
+TEST_F(TenantSlabsTest, EachKeptSlabIsLookedAtInItsTurn) {
+  Fill(1);
+  std::vector<std::pair<UniqueFd, UniqueFd>> pipes;
+  for (const uint32_t number : SlabsOf(1, kFilling)) {
+    std::array<int, 2> ends{};
+    ASSERT_EQ(::pipe(ends.data()), 0);
+    pipes.emplace_back(ends[0], ends[1]);
+    const UniqueFd slab = store_->OpenSlab(number, SampleKeyspace(1)).value();
+    ASSERT_EQ(::splice(slab.get(), nullptr, ends[1], nullptr, 4096, 0), 4096);
+  }
+  TakeOver();
+  GrowAll();
+  ASSERT_GE(store_->Stats().slabs_kept, 2u);
+  pipes.erase(pipes.begin() + 1, pipes.end());
+  GrowAll(/*steps=*/40);
+  EXPECT_LE(store_->Stats().slabs_kept, 1u);
+}
+
 // The kernel takes up to 200 ms to find out that a page is pinned, on the thread of a writer: a
 // tenant that pins pages of its slabs must not hold up the others.
 TEST_F(ManyTenantSlabsTest, PinnedSlabsAreLookedAtSeldom) {

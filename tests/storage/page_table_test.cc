@@ -24,7 +24,7 @@ class PageTableTest : public testing::Test {
   absl::StatusOr<PageHandle> Insert(const SampleFragment& sample) {
     const FragmentMeta meta = MetaOf(sample);
     const auto slot = table_.slots().Allocate(meta.bytes, SlotAllocator::kNoOwner);
-    auto page = table_.Insert(meta, *slot, Below::kAbsent, kNow);
+    auto page = table_.Insert(meta, *slot, Below::kAbsent, /*owed=*/true, kNow);
     if (!page.ok()) table_.slots().Free(*slot);
     return page;
   }
@@ -144,7 +144,7 @@ class ChainCostTest : public testing::Test {
                                .bytes = 200,
                                .logical_tile_bytes = 100};
     const auto slot = table_.slots().Allocate(meta.bytes, SlotAllocator::kNoOwner);
-    ASSERT_TRUE(table_.Insert(meta, *slot, Below::kAbsent, kNow).ok());
+    ASSERT_TRUE(table_.Insert(meta, *slot, Below::kAbsent, /*owed=*/true, kNow).ok());
   }
   void Remove(const PageKey& key) {
     table_.Remove(table_.Find(SampleKeyspace(0), key), RemovalReason::kDeleted, kNow);
@@ -223,6 +223,50 @@ TEST_F(PageTableTest, APageHasNoMoreFragmentsThanItMay) {
   }
 }
 
+TEST_F(PageTableTest, ExpiredPinsEndPieceByPiece) {
+  table_.BoundHeldBytes(uint64_t{8} << 20, 50);
+  table_.SetTenant(SampleKeyspace(0), "a");
+  constexpr uint64_t kPages = 10;
+  const TimePoint soon = kNow + std::chrono::minutes(1);
+  uint64_t bytes = 0;
+  for (uint64_t sequence = 0; sequence < kPages; ++sequence) {
+    const auto page = Insert(SamplePage(sequence, 0));
+    ASSERT_TRUE(page.ok());
+    bytes = table_[*page].slots_bytes;
+    ASSERT_TRUE(table_.Pin(SampleKeyspace(0), SampleKey(sequence, 0), 0, soon));
+  }
+  EXPECT_EQ(table_.held_bytes(), kPages * bytes);
+  EXPECT_EQ(table_.ExpirePins(kNow, kPages), 0u);
+  const TimePoint late = soon + std::chrono::hours(1);
+  ASSERT_TRUE(table_.Pin(SampleKeyspace(0), SampleKey(0, 0), 0, late)) << "again, for longer";
+  table_.Unpin(SampleKeyspace(0), SampleKey(1, 0));
+  table_.Unpin(SampleKeyspace(0), SampleKey(77, 0));
+  EXPECT_EQ(table_.held_bytes(), (kPages - 1) * bytes);
+  EXPECT_EQ(table_.ExpirePins(soon, 3), 3u);
+  EXPECT_EQ(table_.held_bytes(), (kPages - 4) * bytes);
+  EXPECT_EQ(table_.ExpirePins(soon, kPages), kPages - 5);
+  EXPECT_EQ(table_.held_bytes(), bytes) << "page 0 alone";
+  ASSERT_TRUE(table_.Hold(table_.Find(SampleKeyspace(0), SampleKey(0, 0)), /*bounded=*/true));
+  EXPECT_EQ(table_.ExpirePins(late, kPages), 1u);
+  EXPECT_EQ(table_.held_bytes(), bytes) << "it is leased";
+  table_.Unhold(table_.Find(SampleKeyspace(0), SampleKey(0, 0)));
+  EXPECT_EQ(table_.held_bytes(), 0u);
+}
+
+// A pin of a page that the tier below has, and the fragments that come afterwards.
+TEST_F(PageTableTest, APinBelowCountsWhatIsCommittedToItsPage) {
+  table_.BoundHeldBytes(uint64_t{8} << 20, 50);
+  table_.SetTenant(SampleKeyspace(0), "a");
+  const TimePoint until = kNow + std::chrono::hours(1);
+  ASSERT_TRUE(table_.Pin(SampleKeyspace(0), SampleKey(1, 0), 1000, until));
+  EXPECT_EQ(table_.held_bytes(), 1000u);
+  const auto page = Insert(SamplePage(1, 0));
+  ASSERT_TRUE(page.ok());
+  EXPECT_EQ(table_.held_bytes(), 1000 + table_[*page].slots_bytes);
+  table_.ForgetBelow(SampleKeyspace(0), SampleKey(1, 0));
+  EXPECT_EQ(table_.held_bytes(), 0u);
+}
+
 TEST_F(PageTableTest, ReferredSlotsOutliveTheirPage) {
   const auto page = Insert(SamplePage(1, 0));
   ASSERT_TRUE(page.ok());
@@ -266,7 +310,7 @@ TEST_F(PageTableTest, NewerGenerationsReplaceOlderOnes) {
   EXPECT_EQ(table_[*page].generation, 6u);
   EXPECT_EQ(table_.Stats().pages, 1u);
   table_.RaiseGeneration(sample.keyspace, 7);
-  EXPECT_EQ(table_.PagesBelow(sample.keyspace, 7).size(), 1u);
+  EXPECT_EQ(table_.PagesOlderThan(sample.keyspace, 7).size(), 1u);
   EXPECT_TRUE(absl::IsAborted(Insert(sample).status()));
 }
 

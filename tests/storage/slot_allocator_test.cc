@@ -318,31 +318,31 @@ TEST(SlotAllocator, TheNearlyEmptyChunkIsTheEmptiestOfAnotherSize) {
   EXPECT_GT(named, 20) << "the walk met too few nearly empty chunks to say anything";
 }
 
-TEST(SlotAllocator, SharesAreCutAsIfEachWereAlone) {
+TEST(SlotAllocator, PartitionsAreCutAsIfEachWereAlone) {
   const unsigned seed = std::random_device()();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const uint64_t sizes[] = {700, 37044, 262324};
-  constexpr uint32_t kShares = 3;
+  constexpr uint32_t kPartitions = 3;
   // One allocator for all, and one for each.
   SlotAllocator together(kGranules);
-  std::vector<SlotAllocator> alone(kShares, SlotAllocator(kGranules));
-  for (uint32_t region = 0; region < 2 * kShares; ++region) {
-    together.AddRegion(region, 4 * kMiB, region % kShares);
-    alone[region % kShares].AddRegion(region, 4 * kMiB);
+  std::vector<SlotAllocator> alone(kPartitions, SlotAllocator(kGranules));
+  for (uint32_t region = 0; region < 2 * kPartitions; ++region) {
+    together.AddRegion(region, 4 * kMiB, region % kPartitions);
+    alone[region % kPartitions].AddRegion(region, 4 * kMiB);
   }
   std::vector<std::pair<uint32_t, Slot>> out;
   for (int step = 0; step < 20000; ++step) {
     if (random() % 100 < 60 || out.empty()) {
-      const uint32_t share = random() % kShares;
+      const uint32_t partition = random() % kPartitions;
       const uint64_t bytes = sizes[random() % std::size(sizes)];
-      const auto slot = together.Allocate(bytes, 1, share);
-      const auto expected = alone[share].Allocate(bytes, 1);
+      const auto slot = together.Allocate(bytes, 1, partition);
+      const auto expected = alone[partition].Allocate(bytes, 1);
       ASSERT_EQ(slot.has_value(), expected.has_value());
       if (!slot) continue;
       ASSERT_EQ(*slot, *expected);
-      ASSERT_EQ(slot->region % kShares, share);
-      out.emplace_back(share, *slot);
+      ASSERT_EQ(slot->region % kPartitions, partition);
+      out.emplace_back(partition, *slot);
     } else {
       const size_t index = random() % out.size();
       together.Free(out[index].second);

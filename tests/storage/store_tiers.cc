@@ -7,8 +7,9 @@
 #include <map>
 #include <set>
 
-#include "storage/absent_tier.h"
+#include "storage/host_room.h"
 #include "storage/host_tier.h"
+#include "storage/store/open_tiered_store.h"
 #include "storage/tiered_store.h"
 #include "tests/storage/store_calls.h"
 
@@ -35,7 +36,7 @@ absl::Status CopyOut(const FragmentMeta& wanted, std::span<const std::byte> byte
 
 class HostTierFace final : public FragmentTier {
  public:
-  HostTierFace(std::unique_ptr<HostTier> host) : host_(std::move(host)) {}
+  HostTierFace(std::unique_ptr<HostState> state) : state_(std::move(state)) {}
 
   std::vector<absl::Status> Put(std::span<const FragmentWrite> fragments) override {
     std::vector<absl::Status> statuses;
@@ -44,12 +45,12 @@ class HostTierFace final : public FragmentTier {
   }
   std::vector<FragmentMeta> Find(const KeyspaceId& keyspace, const PageKey& key) const override {
     std::vector<FragmentMeta> found;
-    for (const TileRange& range : host_->Present(keyspace, key, 0)) {
-      FragmentMeta meta;
-      meta.keyspace = keyspace;
-      meta.key = key;
-      meta.range = range;
-      found.push_back(meta);
+    MutexLock lock(&state_->mutex);
+    const PageHandle handle = state_->table.Find(keyspace, key);
+    if (handle == kNoPage) return found;
+    const Page& page = state_->table[handle];
+    for (const Fragment& fragment : page.fragments) {
+      found.push_back(state_->table.MetaOf(page, fragment));
     }
     return found;
   }
@@ -57,36 +58,40 @@ class HostTierFace final : public FragmentTier {
     const AcquireRequest request =
         RequestFor(fragment.keyspace, std::span(&fragment.key, 1), fragment.range);
     MissReason miss;
-    std::vector<PageHandle> pages = host_->RefPrefix(request, 0, 1, &miss);
+    std::vector<PageHandle> pages = host_.RefPrefix(request, 0, 1, &miss);
     if (pages.empty()) return absl::NotFoundError("no such page");
     const Tier tier = Tier::kHost;
     std::vector<FragmentRef> fragments;
-    const LeaseId lease = host_->Lease(request, pages, std::span(&tier, 1), &fragments).id;
-    const absl::Status status = CopyOut(fragment, host_->Bytes(fragments[0]), room);
-    host_->Release(lease);
+    host_.NameFragments(request, std::span(&tier, 1), Clock::Real().Now(), &pages, &fragments);
+    const absl::Status status = CopyOut(fragment, host_.Bytes(fragments[0]), room);
+    host_.Unref(pages);
     return status;
   }
   void Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) override {
-    host_->Touch(keyspace, keys);
+    host_.Touch(keyspace, keys);
   }
   uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
                TimePoint until) override {
-    return host_->Pin(keyspace, keys, until);
+    uint32_t pinned = 0;
+    for (const PageKey& key : keys) {
+      pinned += host_.Pin(keyspace, key, /*below_bytes=*/0, until).value() ? 1 : 0;
+    }
+    return pinned;
   }
   absl::StatusOr<uint32_t> Remove(const KeyspaceId& keyspace,
                                   std::span<const PageKey> keys) override {
-    return static_cast<uint32_t>(host_->Remove(keyspace, keys).size());
+    return static_cast<uint32_t>(host_.Remove(keyspace, keys).size());
   }
   absl::StatusOr<uint64_t> Drop(const KeyspaceId& keyspace, uint64_t generation) override {
     generations_[keyspace] = generation;
-    return uint64_t{host_->Drop(keyspace, generation).size()};
+    return uint64_t{host_.Drop(keyspace, generation).size()};
   }
   uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const override {
-    return host_->KeyspaceBytes(keyspace);
+    return host_.KeyspaceBytes(keyspace);
   }
   uint64_t KeyspacePages(const KeyspaceId& keyspace) const override {
     uint64_t pages = 0;
-    host_->ForEachPage(keyspace, [&](const PageKey&) { ++pages; });
+    host_.ForEachPage(keyspace, [&](const PageKey&) { ++pages; });
     return pages;
   }
   uint64_t GenerationOf(const KeyspaceId& keyspace) const override {
@@ -95,7 +100,7 @@ class HostTierFace final : public FragmentTier {
   }
   void ForEachPage(const KeyspaceId& keyspace,
                    const std::function<void(const PageKey&)>& visit) const override {
-    host_->ForEachPage(keyspace, visit);
+    host_.ForEachPage(keyspace, visit);
   }
   absl::Status PutRecord(const std::string& name, const std::string& value) override {
     return records_->PutRecord(name, value);
@@ -105,21 +110,28 @@ class HostTierFace final : public FragmentTier {
   }
   absl::Status Sync() override { return absl::OkStatus(); }
   absl::Status Writable() const override { return absl::OkStatus(); }
-  void AddStats(StoreStats& stats) const override { stats.ssd = host_->Stats(); }
+  void AddStats(StoreStats& stats) const override {
+    StoreStats host;
+    host_.AddStats(host);
+    stats.ssd = host.host;
+  }
 
  private:
   absl::Status PutOne(const FragmentWrite& write) {
     std::vector<Departure> none;
     const absl::StatusOr<Slot> slot =
-        host_->Reserve(write.meta.keyspace, write.meta.bytes, 0, &none);
+        room_.Reserve(write.meta.keyspace, write.meta.bytes, 0, &none);
     if (!slot.ok()) return slot.status();
-    std::memcpy(host_->Memory(*slot).data(), write.room.data(), write.meta.bytes);
-    const absl::StatusOr<PageHandle> page = host_->Publish(write.meta, *slot, Below::kRefused);
-    if (page.ok()) host_->Unref(std::span(&*page, 1));
+    std::memcpy(room_.Memory(*slot).data(), write.room.data(), write.meta.bytes);
+    const absl::StatusOr<PageHandle> page =
+        host_.Publish(write.meta, *slot, Below::kRefused, /*owed=*/true);
+    if (page.ok()) host_.EndWrite(*page);
     return page.status();
   }
 
-  const std::unique_ptr<HostTier> host_;
+  const std::unique_ptr<HostState> state_;
+  HostTier host_{*state_};
+  HostRoom room_{*state_};
   const std::unique_ptr<FragmentTier> records_ = MakeAbsentTier();
   std::map<KeyspaceId, uint64_t> generations_;
 };
@@ -171,7 +183,7 @@ class StoreFace final : public FragmentTier {
   }
   uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
                TimePoint until) override {
-    return store_->Pin(keyspace, keys, until);
+    return store_->Pin(keyspace, keys, until).value();
   }
   absl::StatusOr<uint32_t> Remove(const KeyspaceId& keyspace,
                                   std::span<const PageKey> keys) override {
@@ -227,11 +239,11 @@ class StoreFace final : public FragmentTier {
 }  // namespace
 
 std::unique_ptr<FragmentTier> HostAsTier(uint64_t bytes, const Clock& clock) {
-  HostTier::Options options;
+  HostState::Options options;
   options.host.bytes_max = ByteSize{bytes};
   options.host.policy = "lru";
   const auto ignore = [](const KeyspaceId&, const PageKey&) {};
-  return std::make_unique<HostTierFace>(*HostTier::Open(options, clock, {ignore, ignore}));
+  return std::make_unique<HostTierFace>(*HostState::Open(options, clock, {ignore, ignore}));
 }
 
 std::unique_ptr<FragmentTier> StoreAsTier(const StoreOptions& options) {

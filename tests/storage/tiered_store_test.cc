@@ -13,7 +13,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "storage/open_tiered_store.h"
+#include "storage/store/open_tiered_store.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/storage/fault_tier.h"
 #include "tests/storage/memory_tier.h"
@@ -251,7 +251,7 @@ TEST_F(TieredStoreTest, LookupTellsWithoutLeasing) {
   Open(SmallStore(folder_.path()));
   CommitPages(2, 1);
   const PageKey pending = SampleKey(1, 3);
-  store_->SetPending(SampleKeyspace(0), std::span(&pending, 1));
+  store_->SetPending(SampleKeyspace(0), "", std::span(&pending, 1));
   const LookupResult result = store_->Lookup(RequestOf(1, 5));
   EXPECT_EQ(result.hit_pages, 3u);
   EXPECT_THAT(result.page_tiers, testing::Each(Tier::kSsd));
@@ -514,8 +514,8 @@ TEST_F(TieredStoreFaultTest, AStormServesOnlyRightBytesAndLeavesNothingBehind) {
         }
         if (random() % 8 == 0 && !store_->Delete(request.keyspace, request.keys).ok()) ++wrong;
         if (random() % 16 == 0) {
-          store_->Pin(request.keyspace, request.keys,
-                      Clock::Real().Now() + std::chrono::milliseconds(1));
+          const TimePoint until = Clock::Real().Now() + std::chrono::milliseconds(1);
+          if (!store_->Pin(request.keyspace, request.keys, until).ok()) ++wrong;
         }
         if (random() % 16 == 0) store_->Lookup(request);
         if (random() % 32 == 0) store_->Stats();

@@ -10,8 +10,8 @@
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/security/tls_certificate_provider.h"
 #include "grpcpp/security/tls_credentials_options.h"
+#include "server/base/outgoing_calls.h"
 #include "server/cluster/etcd/etcd.grpc.pb.h"
-#include "server/cluster/outgoing_calls.h"
 
 namespace crumb::server {
 namespace {

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
-#include "server/cluster/etcd_access.h"
+#include "server/cluster/etcd/etcd_access.h"
 
 namespace crumb::server {
 

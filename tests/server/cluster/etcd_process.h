@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "server/cluster/etcd_access.h"
+#include "server/cluster/etcd/etcd_access.h"
 #include "tests/common/temporary_folder.h"
 
 namespace crumb::server {

@@ -393,13 +393,13 @@ TEST_F(PeerCallsTest, OneTenantCannotTakeAllPulls) {
     request.range = kGeometry.all_tiles();
     request.everyone = true;
     request.deadline = Clock::Real().Now() + std::chrono::hours(1);
-    auto reason = std::make_shared<std::optional<storage::MissReason>>();
+    auto reason = std::make_shared<std::optional<MissReason>>();
     reader.Pull(std::move(request), [reason](PullResult result) { *reason = result.miss_reason; });
     return *reason;  // none: it waits for nodes that do not answer
   };
   EXPECT_EQ(pull("a", 50), std::nullopt);
   EXPECT_EQ(pull("a", 51), std::nullopt);
-  EXPECT_EQ(pull("a", 52), storage::MissReason::kBusy);
+  EXPECT_EQ(pull("a", 52), MissReason::kBusy);
   EXPECT_EQ(pull("b", 53), std::nullopt);
   EXPECT_EQ(counts_.pulls_refused.value(), 1u);
 }

@@ -10,8 +10,6 @@
 namespace crumb::server {
 namespace {
 
-using storage::MissReason;
-
 // One home of the first run, and the two other nodes.
 class ReferralTest : public PullTest {
  protected:

@@ -20,8 +20,6 @@
 namespace crumb::server {
 namespace {
 
-using storage::MissReason;
-
 TEST_F(PullTest, EveryPageComesWithOneCallANode) {
   const PullResult result = Pull(Request(0, 200));
   EXPECT_EQ(result.pages, 200u);
@@ -274,10 +272,10 @@ TEST_F(PullTest, FindTellsWhoHasWhatWithOneCallANodeAndMovesNothing) {
   size_t remote = 0;
   for (int i = 0; i < 200; ++i) {
     if (i >= 40 && i < 50) {
-      EXPECT_EQ(found.tiers[static_cast<size_t>(i)], storage::Tier::kHost);
+      EXPECT_EQ(found.tiers[static_cast<size_t>(i)], Tier::kHost);
       continue;
     }
-    EXPECT_EQ(found.tiers[static_cast<size_t>(i)], storage::Tier::kRemote);
+    EXPECT_EQ(found.tiers[static_cast<size_t>(i)], Tier::kRemote);
     const PageKey run = Key(i / static_cast<int>(kRunPages) * static_cast<int>(kRunPages));
     EXPECT_EQ(found.nodes.at(found.page_nodes[remote++]), peers_.HomesToAsk(run).at(0)->id());
   }

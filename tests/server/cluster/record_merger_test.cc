@@ -39,9 +39,9 @@ class DiskStore final : public MemoryStore {
   }
   uint64_t KeyspaceBytes(const KeyspaceId&) const override { return pages_.size(); }
   void ForEachPage(const KeyspaceId&,
-                   const std::function<void(const PageKey&, storage::Tier)>& visit) override {
+                   const std::function<void(const PageKey&, Tier)>& visit) override {
     const std::set<PageKey> pages = pages_;
-    for (const PageKey& key : pages) visit(key, storage::Tier::kSsd);
+    for (const PageKey& key : pages) visit(key, Tier::kSsd);
   }
 
   DiskState disk() const { return {*records_, pages_}; }

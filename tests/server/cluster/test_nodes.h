@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "server/daemon.h"
+#include "server/daemon/daemon.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/server/series.h"
 #include "tests/server/test_client.h"

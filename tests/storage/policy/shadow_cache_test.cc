@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "storage/policy/lru_policy.h"
+#include "storage/policy/policy.h"
 
 namespace crumb::storage {
 namespace {

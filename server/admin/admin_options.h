@@ -1,0 +1,28 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/clock.h"
+#include "common/config_visitor.h"
+
+namespace crumb::server {
+
+// The admin port: section `admin` of crumbd.yaml.
+struct AdminOptions {
+  std::string listen = "127.0.0.1:9464";  // HOST:PORT; empty: no admin port
+  int64_t threads = 2;
+  int64_t connections_max = 64;
+  Duration read_timeout = std::chrono::seconds(5);
+  Duration history_interval = std::chrono::seconds(10);
+  int64_t history_samples_max = 360;
+
+  void Visit(ConfigVisitor& visitor);
+  absl::Status Validate() const;
+};
+
+}  // namespace crumb::server

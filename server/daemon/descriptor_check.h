@@ -1,0 +1,35 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/daemon/options.h"
+
+namespace crumb::server {
+
+// File descriptors that a configuration makes crumbd open.
+struct DescriptorNeeds {
+  uint64_t fixed = 0;         // RocksDB, gRPC, listeners, threads' event descriptors
+  uint64_t slabs = 0;         // two of each slab, and of as many that may be taken over
+  uint64_t extents = 0;       // one of each file of pages on SSD
+  uint64_t sessions = 0;      // of sessions.sessions_max processes
+  uint64_t connections = 0;   // of gRPC: limits.connections_max
+  uint64_t pool_handles = 0;  // of device_pools.descriptors_max
+
+  // Without these crumbd cannot serve at all; the rest comes with its callers.
+  uint64_t certain() const { return fixed + slabs + extents; }
+  uint64_t all() const { return certain() + sessions + connections + pool_handles; }
+};
+DescriptorNeeds DescriptorNeedsOf(const Options& options);
+
+// Compares the needs with this process's RLIMIT_NOFILE, whose soft limit it raises to the hard one
+// where that is not enough. Returns what it found, line by line. kResourceExhausted naming limit
+// and settings when the hard limit is below what is certain: crumbd would fail later, in the middle
+// of its work.
+absl::StatusOr<std::vector<std::string>> CheckDescriptors(const DescriptorNeeds& needs);
+
+}  // namespace crumb::server

@@ -1,0 +1,56 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/config_visitor.h"
+#include "server/admin/admin_options.h"
+#include "server/base/limits.h"
+#include "server/cluster/cluster_options.h"
+#include "server/device/pool_options.h"
+#include "server/service/listen_options.h"
+#include "server/tenants/tenant_options.h"
+#include "storage/store_options.h"
+#include "transport/transport_options.h"
+
+// The settings of crumbd.yaml, section by section. docs/config.md lists every key.
+namespace crumb::server {
+
+struct LogOptions {
+  std::string severity = "info";
+
+  void Visit(ConfigVisitor& visitor);
+  absl::Status Validate() const;
+};
+
+struct Options {
+  Options();
+
+  ListenOptions listen;
+  AdminOptions admin;
+  storage::StoreOptions store;
+  SessionLimits sessions;
+  PoolOptions device_pools;
+  TenantOptions tenants;
+  Limits limits;
+  ClusterOptions cluster;
+  transport::TransportOptions transport;
+  LogOptions log;
+  Duration stop_grace = std::chrono::seconds(10);
+
+  void Visit(ConfigVisitor& visitor);
+
+  // Fills in what other fields imply. Call once, after reading.
+  void Complete();
+
+  // kInvalidArgument naming key and bound.
+  absl::Status Validate() const;
+};
+
+// Checks whether crumbd could listen at the sockets and ports that `options` name (the codes are
+// those of server/base/listen_check.h), and whether its TLS files can be used.
+absl::Status CheckListeners(const Options& options);
+
+}  // namespace crumb::server

@@ -1,0 +1,73 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "common/mutex.h"
+#include "common/thread.h"
+#include "common/unique_fd.h"
+#include "server/daemon/options.h"
+#include "storage/host_image.h"
+
+// How one crumbd takes over from another of its user on its host: proto/crumb/v1/takeover.proto.
+namespace crumb::server {
+
+// Returns the path at which a crumbd with these options listens for its successor.
+std::string TakeoverSocket(const Options& options);
+
+// Waits for a successor on a thread of its own.
+class TakeoverListener {
+ public:
+  // `asked` is called once, on the thread, when a successor asks that may have it. kAlreadyExists:
+  // another crumbd answers at the socket.
+  static absl::StatusOr<std::unique_ptr<TakeoverListener>> Start(const Options& options,
+                                                                 std::function<void()> asked);
+  // Ends the thread and removes the socket.
+  ~TakeoverListener();
+
+  // The connection to the successor that asked; invalid when none did.
+  UniqueFd TakeSuccessor();
+
+ private:
+  TakeoverListener(const Options& options, std::function<void()> asked);
+
+  void Run();
+  // Whether the one at `socket` may have it; it has been told.
+  absl::Status Examine(int socket) const;
+
+  const std::string path_;
+  const std::string ssd_path_;
+  const std::function<void()> asked_;
+  UniqueFd wake_;
+  UniqueFd listener_;
+  Mutex mutex_;
+  UniqueFd successor_ ABSL_GUARDED_BY(mutex_);
+  Thread thread_;
+};
+
+// The first one's side, after its daemon is gone: sends `memory`, whose descriptors stay the
+// caller's, and waits until the successor serves. Returns its pid, 0 in another namespace. Errors:
+// it does not serve; kDeadlineExceeded: it has not said whether it does.
+absl::StatusOr<int> HandMemoryOver(int successor, const storage::HandedOverMemory& memory,
+                                   Duration timeout);
+
+// The second one's side.
+struct Takeover {
+  UniqueFd predecessor;                               // who waits for ConfirmTakeover
+  std::unique_ptr<storage::HandedOverMemory> memory;  // null: none of it can be used
+};
+
+// Asks the crumbd that runs, and waits up to `timeout` for its memory. kNotFound: none runs;
+// kUnavailable: it ended meanwhile; kFailedPrecondition: it refuses and goes on; kDeadlineExceeded.
+absl::StatusOr<Takeover> TakeOver(const Options& options, Duration timeout);
+
+// Tells the predecessor that its successor serves, and waits up to `timeout` until it has ended.
+absl::Status ConfirmTakeover(Takeover takeover, Duration timeout);
+
+}  // namespace crumb::server

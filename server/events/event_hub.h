@@ -1,0 +1,139 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+
+#include "common/fragment_header.h"
+#include "common/mutex.h"
+#include "common/tenant_budget.h"
+#include "server/events/notice_queue.h"
+#include "server/events/watch_queue.h"
+#include "server/metrics/server_metrics.h"
+#include "storage/tiered_store.h"
+
+namespace crumb::server {
+
+// Carries events of the store to their readers: page events to watchers, durability to session
+// streams. Never blocks. Thread-safe.
+//
+// A writer of a page that is not durable yet leaves a wait: the page, the fragment that it
+// committed, and the stream that gets the notice. Commits of one fragment by one session share one
+// wait, which counts them. A commit costs O(waits of the page) comparisons and one look at the
+// store; an event of a page costs one look for each of its waits, outside of the lock. The waits of
+// a page are bounded, so that neither grows with what a session commits.
+class EventHub {
+ public:
+  struct Options {
+    size_t watchers_max = 64;
+    size_t durable_waits_max = 262'144;
+    int64_t part_max_percent = 100;  // of each, for one tenant
+    size_t durable_waits_per_page_max = 1024;
+    size_t snapshot_pages_max = 8'388'608;
+  };
+
+  // `metrics` must outlive this.
+  EventHub(const Options& options, ServerMetrics& metrics)
+      : page_waits_max_(options.durable_waits_per_page_max),
+        metrics_(metrics),
+        watcher_budget_(options.watchers_max, options.part_max_percent),
+        wait_budget_(options.durable_waits_max, options.part_max_percent),
+        snapshot_budget_(options.snapshot_pages_max, options.part_max_percent) {}
+
+  // Numbers an event and gives it to the watchers of its keyspace.
+  void Publish(const storage::PageEvent& event);
+
+  // Adds a watcher until it is destroyed. kResourceExhausted: there are too many, or too many of
+  // the tenant. From now on events are queued; `sequence` is the last one that is not.
+  absl::Status Watch(const std::string& tenant, const KeyspaceId& keyspace,
+                     const std::shared_ptr<WatchQueue>& watcher, uint64_t& sequence);
+
+  // The store whose pages' durability is awaited; null: none from now on. It outlives calls here.
+  void SetStore(const storage::TieredStore* store) { store_.store(store); }
+
+  // Notifies `notices` once the tiles of a fragment that was committed, by this writer or by
+  // another, are durable: at once if they are. Not if they cannot become so, or leave before. Call
+  // after the commit, once for each: each gets a notice of its own. Does nothing, counted, if too
+  // many waits are pending.
+  void AwaitDurable(const FragmentHeader& fragment, const std::shared_ptr<NoticeQueue>& notices);
+  // Fragments of this page became durable.
+  void OnDurable(const KeyspaceId& keyspace, const PageKey& key);
+
+  size_t watchers() const;
+
+  // Pages in the snapshots of watchers that are not sent yet.
+  TenantBudget& snapshot_pages() { return snapshot_budget_; }
+
+ private:
+  struct Watcher {
+    KeyspaceId keyspace;
+    std::weak_ptr<WatchQueue> queue;
+    std::string tenant;
+  };
+  using PageName = std::pair<KeyspaceId, PageKey>;
+  struct DurableWait {
+    uint64_t generation = 0;
+    TileRange range;
+    std::weak_ptr<NoticeQueue> notices;
+    std::string tenant;    // the wait takes one unit of this tenant's part
+    uint64_t commits = 1;  // each gets a notice
+  };
+  // One thread settles the waits of a page at a time, and has them out of `waits` meanwhile. An
+  // event that comes then sets `again`, and that thread looks at the page once more.
+  struct PageWaits {
+    std::vector<DurableWait> waits;
+    size_t count = 0;  // with those that are being settled
+    bool settling = false;
+    bool again = false;
+  };
+  // How many waits a stream has on each page.
+  using StreamWaits = std::map<PageName, size_t>;
+  using Streams = std::map<std::weak_ptr<NoticeQueue>, StreamWaits, std::owner_less<>>;
+
+  void DropGoneLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns true if a wait was added. Else an earlier commit's wait counts this one too, or there
+  // is no room for a wait, and the notice is dropped.
+  bool AddWait(const PageName& page, const FragmentHeader& fragment,
+               const std::shared_ptr<NoticeQueue>& notices);
+  TenantBudget::Taken TakeWaitRoomLocked(const std::string& tenant)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes one wait out. nullopt: another thread settles it.
+  std::optional<DurableWait> TakeWait(const PageName& page, const FragmentHeader& fragment,
+                                      const std::shared_ptr<NoticeQueue>& notices);
+  void Notify(const PageName& page, const DurableWait& wait);
+  // Ends the waits for a page whose fragments are durable, or are not here any more.
+  void SettleWaits(const PageName& page);
+  // Forgets `ended` and puts `pending` back. Returns true, with the page's waits in `pending`, if
+  // they must be looked at again.
+  bool EndSettling(const PageName& page, std::vector<DurableWait> ended,
+                   std::vector<DurableWait>& pending);
+  // Gives the room of a wait back that is not in its page's list any more.
+  void ForgetLocked(const PageName& page, const DurableWait& wait)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Forgets waits of streams that ended: of a bounded number of pages, the tenant's own first.
+  void DropEndedWaitsLocked(const std::string& tenant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const size_t page_waits_max_;
+  ServerMetrics& metrics_;
+  TenantBudget watcher_budget_;
+  TenantBudget wait_budget_;
+  TenantBudget snapshot_budget_;
+  mutable Mutex mutex_;
+  uint64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<Watcher> watchers_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<const storage::TieredStore*> store_{nullptr};
+  // Invariant: each wait counts in its page's `count`, in its stream's map and in wait_budget_.
+  absl::flat_hash_map<PageName, PageWaits> durable_waits_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, Streams> streams_ ABSL_GUARDED_BY(mutex_);  // by tenant
+};
+
+}  // namespace crumb::server

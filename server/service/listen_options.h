@@ -1,0 +1,26 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/config_visitor.h"
+#include "server/base/tls_options.h"
+
+namespace crumb::server {
+
+// The places where crumbd serves gRPC and hands out memory: section `listen` of crumbd.yaml.
+struct ListenOptions {
+  std::string socket_dir = "/run/crumb";
+  std::string unix_socket;     // empty: <socket_dir>/crumbd.sock
+  std::string fd_socket;       // empty: <socket_dir>/crumbd.fd.sock
+  std::string tcp;             // HOST:PORT; empty: no TCP
+  std::string endpoints_file;  // empty: <socket_dir>/crumbd.endpoints.json
+  TlsOptions tls;              // of tcp
+
+  void Visit(ConfigVisitor& visitor);
+  absl::Status Validate() const;
+};
+
+}  // namespace crumb::server

@@ -1,0 +1,107 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/mutex.h"
+#include "storage/inherited_slabs.h"
+#include "storage/loss_ledger.h"
+#include "storage/page_table.h"
+#include "storage/slab_memory.h"
+#include "storage/slab_owners.h"
+#include "storage/store_options.h"
+#include "storage/tiered_store.h"
+
+namespace crumb::storage {
+
+// Bytes of a page of a small model: sizes the memory of a policy for evicted pages.
+inline constexpr uint64_t kTypicalPageBytes = 256 << 10;
+
+// A reference to one fragment of a host page that is on its way to the tier below.
+struct Departure {
+  PageHandle page = kNoPage;  // referred to
+  FragmentMeta meta;
+};
+
+// Host memory: its slabs and the index of the pages in them, with the lock that covers both.
+// HostTier serves the pages, HostRoom makes room for more of them, SlabGrowth takes and gives back
+// memory, and host_succession.h hands all of it to another process. The lock is held for
+// bookkeeping only and released between pieces of a long call, so other callers may see a part of
+// such a call.
+struct HostState {
+  struct Options {
+    HostOptions host;
+    // As StoreStart::tenant_part_max_percent.
+    int64_t tenant_part_max_percent = 0;
+    // Leaving pages that the tier below lacks are handed to `demote` if they are worth it.
+    bool demote_only_hit = false;
+    // The part of host.bytes_max that Open takes; SlabGrowth takes the rest.
+    uint64_t first_bytes = UINT64_MAX;
+    SlabMemory::Sharing sharing = SlabMemory::Sharing::kFixed;
+    // As StoreStart::free_memory.
+    std::function<uint64_t()> free_memory = {};
+    // Fragments that one page may have.
+    size_t page_fragments_max = SIZE_MAX;
+    // Called, without the lock, when nothing will be read in a slab any more.
+    std::function<void(uint32_t slab)> slab_gone = {};
+    // The base of the marks for Flush (LossLedger), unless adopted memory brings its own.
+    uint64_t mark_base = 0;
+  };
+
+  // `events` are called without the lock.
+  static absl::StatusOr<std::unique_ptr<HostState>> Open(const Options& options, const Clock& clock,
+                                                         FragmentTierEvents events);
+
+  std::byte* Data(uint32_t region) const {
+    return inherited.Holds(region) ? inherited.data(region) : memory->data(region);
+  }
+  std::span<std::byte> Memory(const Slot& slot) const {
+    return {Data(slot.region) + slot.offset, slot.bytes};
+  }
+  // All slabs, for processes to map.
+  std::vector<Slab> MappableSlabs() const;
+
+  // The number that readers know a slab by. It is another one for each file that the slab has, so
+  // that a reader which has not heard of a move cannot take the old file for the new one.
+  uint32_t NumberOf(uint32_t region) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    return region < slabs.size() ? region + slabs[region].files * numbers : region;
+  }
+  uint32_t RegionOf(uint32_t number) const { return number & (numbers - 1); }
+
+  absl::StatusOr<std::unique_ptr<EvictionPolicy>> NewPolicy() const;
+  bool HasPartition(const std::string& tenant) const;
+  // Returns the tenant's partition; 0 for no tenant. Adds it if the tenant has none: then `policy`
+  // orders its pages. REQUIRES: HasPartition(tenant), or `policy` is not null.
+  uint32_t PartitionOfTenant(const std::string& tenant, std::unique_ptr<EvictionPolicy> policy)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  // Marks the page's fragments that the tier below lacks as queued, refers to the page once for
+  // each, and adds them to `departures`.
+  void Depart(PageHandle page, std::vector<Departure>* departures)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+  // Calls the events. Without the lock.
+  void Announce(const std::vector<PageTable::Change>& changes) const;
+
+  const Options options;
+  const std::unique_ptr<SlabMemory> memory;
+  const Clock& clock;
+  const FragmentTierEvents events;
+  LossLedger losses;
+  uint32_t numbers = 1;      // power of two above all regions; fixed once other threads see it
+  InheritedSlabs inherited;  // changed with `mutex` held
+
+  mutable Mutex mutex;
+  PageTable table ABSL_GUARDED_BY(mutex);
+  SlabOwners slabs ABSL_GUARDED_BY(mutex);
+
+ private:
+  HostState(const Options& options, std::unique_ptr<SlabMemory> memory,
+            std::unique_ptr<EvictionPolicy> policy, const Clock& clock, FragmentTierEvents events);
+};
+
+}  // namespace crumb::storage

@@ -1,0 +1,103 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/store/promoter.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/status_macros.h"
+
+namespace crumb::storage {
+
+Promoter::Name Promoter::NameOf(const FragmentMeta& fragment) {
+  return {fragment.keyspace, fragment.key,
+          uint32_t{fragment.range.layers.begin} << 16 | fragment.range.heads.begin};
+}
+
+void Promoter::Promote(const FragmentMeta& fragment, Done done) {
+  const Name name = NameOf(fragment);
+  bool suspended;
+  {
+    MutexLock lock(&mutex_);
+    suspended = IsSuspended(fragment);
+    if (!suspended) {
+      std::vector<Done>& waiting = under_way_[name];
+      waiting.push_back(std::move(done));
+      if (waiting.size() > 1) return;
+    }
+  }
+  if (suspended) return done(absl::NotFoundError("the page is being deleted"));
+  const bool queued = readers_.Submit([this, fragment, name] {
+    const absl::StatusOr<PageHandle> page = Bring(fragment);
+    Finish(name, page.status());
+    if (page.ok()) host_.EndWrite(*page);
+  });
+  if (!queued) Finish(name, absl::ResourceExhaustedError("too many reads wait for the SSD"));
+}
+
+absl::StatusOr<PageHandle> Promoter::Bring(const FragmentMeta& fragment) {
+  CRUMB_ASSIGN_OR_RETURN(const Slot slot, writer_.Reserve(fragment.keyspace, fragment.bytes));
+  if (absl::Status status = below_.Get(fragment, room_.Memory(slot)); !status.ok()) {
+    room_.Abandon(slot);
+    return status;
+  }
+  CRUMB_ASSIGN_OR_RETURN(const PageHandle page,
+                         host_.Publish(fragment, slot, Below::kStored, /*owed=*/false));
+  promoted_.Add();
+  // The tier may have evicted the page meanwhile, and said so before it was here.
+  if (!below_.Has(fragment)) host_.ForgetBelow(fragment.keyspace, fragment.key);
+  return page;
+}
+
+void Promoter::Finish(const Name& name, const absl::Status& status) {
+  std::vector<Done> waiting;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = under_way_.find(name);
+    waiting = std::move(found->second);
+    under_way_.erase(found);
+    ended_.NotifyAll();
+  }
+  for (const Done& done : waiting) done(status);
+}
+
+void Promoter::DropStale(const FragmentMeta& fragment) {
+  // When the queue is full the next reader that finds it asks again.
+  readers_.Submit([this, fragment] {
+    const std::vector<FragmentMeta> now = below_.Find(fragment.keyspace, fragment.key);
+    if (now.empty() || now[0].generation != fragment.generation) return;
+    // An error costs nothing: readers refuse the old generation, and the next one asks again.
+    below_.Remove(fragment.keyspace, std::span(&fragment.key, 1)).IgnoreError();
+  });
+}
+
+bool Promoter::IsSuspended(const FragmentMeta& fragment) const {
+  return std::any_of(suspensions_.begin(), suspensions_.end(), [&](const Suspension* suspension) {
+    return suspension->Covers(fragment.keyspace, fragment.key);
+  });
+}
+
+Promoter::Suspension::Suspension(Promoter& promoter, const KeyspaceId& keyspace,
+                                 std::span<const PageKey> keys)
+    : promoter_(promoter), keyspace_(keyspace), keys_(keys.begin(), keys.end()) {
+  std::sort(keys_.begin(), keys_.end());
+  MutexLock lock(&promoter_.mutex_);
+  promoter_.suspensions_.push_back(this);
+  const auto& under_way = promoter_.under_way_;
+  while (std::any_of(under_way.begin(), under_way.end(), [&](const auto& entry) {
+    return Covers(entry.first.keyspace, entry.first.key);
+  })) {
+    promoter_.ended_.Wait(&promoter_.mutex_);
+  }
+}
+
+Promoter::Suspension::~Suspension() {
+  MutexLock lock(&promoter_.mutex_);
+  std::erase(promoter_.suspensions_, this);
+}
+
+bool Promoter::Suspension::Covers(const KeyspaceId& keyspace, const PageKey& key) const {
+  return keyspace == keyspace_ && std::binary_search(keys_.begin(), keys_.end(), key);
+}
+
+}  // namespace crumb::storage

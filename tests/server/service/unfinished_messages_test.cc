@@ -1,0 +1,140 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// Callers without a token send messages that never end: crumbd's memory stays within a bound, comes
+// back when the callers go, and others are served meanwhile.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/hex.h"
+#include "common/sha256.h"
+#include "crumb/v1/cache_service.grpc.pb.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/common/eventually.h"
+#include "tests/common/temporary_folder.h"
+#include "tests/server/series.h"
+#include "tests/server/unfinished_calls.h"
+
+namespace crumb::server {
+namespace {
+
+constexpr double kMiB = 1 << 20;
+constexpr double kReceiveBytesMax = 32 * kMiB;
+// Memory that gRPC's quota does not count, such as calls and connections. It is a fraction of
+// kSentBytesMin, so that a quota without effect fails the test.
+constexpr double kUncountedBytesMax = 48 * kMiB;
+constexpr double kSentBytesMin = 256 * kMiB;
+// The heap that the allocator keeps when it has given back what it can.
+constexpr double kKeptBytesMax = 48 * kMiB;
+
+// crumbd as a process of its own, so that its memory can be told from the callers'.
+class UnfinishedMessagesTest : public testing::Test {
+ protected:
+  UnfinishedMessagesTest() {
+    std::ofstream(folder_.path() + "/tenants.json")
+        << "{\"tenants\": [{\"name\": \"a\", \"token_sha256\": \"" << HexEncode(Sha256("token"))
+        << "\"}]}";
+    const std::string config = folder_.path() + "/crumbd.yaml";
+    std::ofstream(config)
+        << "listen:\n  socket_dir: " << folder_.path()
+        << "\nadmin:\n  listen: 127.0.0.1:0\nstore:\n  host:\n    bytes_max: 32MiB\n"
+        << "    slab_bytes: 16MiB\n  ssd:\n    path: \"\"\ntenants:\n  file: " << folder_.path()
+        << "/tenants.json\nlimits:\n  receive_bytes_max: 32MiB\n"
+        << "log:\n  severity: \"off\"\n";
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::execl(CRUMBD_PATH, CRUMBD_PATH, "--config", config.c_str(), nullptr);
+      ::_exit(98);
+    }
+    EXPECT_TRUE(Eventually([&] { return std::ifstream(endpoints_).peek() == '{'; }));
+    admin_ = nlohmann::json::parse(std::ifstream(endpoints_))["admin"].get<std::string>();
+  }
+  ~UnfinishedMessagesTest() override {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+
+  // Bytes of crumbd in memory that are neither of files nor shared.
+  double ResidentBytes() const {
+    std::ifstream status("/proc/" + std::to_string(pid_) + "/status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with("RssAnon:")) return std::stod(line.substr(8)) * 1024;
+    }
+    return 0;
+  }
+  // Resident memory varies with what the allocator keeps of freed memory, and this does not.
+  double HeapBytes() const { return SeriesOf(admin_, "crumb_heap_bytes{state=\"used\"}"); }
+  grpc::Status Stats() const {
+    const auto stub = v1::CacheService::NewStub(
+        grpc::CreateChannel("unix:" + socket_, grpc::InsecureChannelCredentials()));
+    grpc::ClientContext context;
+    context.AddMetadata("authorization", "Bearer token");
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    v1::StatsResponse response;
+    return stub->Stats(&context, {}, &response);
+  }
+
+  TemporaryFolder folder_;
+  const std::string endpoints_ = folder_.path() + "/crumbd.endpoints.json";
+  const std::string socket_ = folder_.path() + "/crumbd.sock";
+  std::string admin_;
+  pid_t pid_ = 0;
+};
+
+TEST_F(UnfinishedMessagesTest, MemoryBeforeAuthenticationIsBoundedAndComesBack) {
+  ASSERT_TRUE(Stats().ok());
+  const double resident_before = ResidentBytes();
+  const double heap_before = HeapBytes();
+  ASSERT_GT(resident_before, 0);
+  ASSERT_GT(heap_before, 0);
+  std::vector<std::unique_ptr<UnfinishedCalls>> callers;
+  double heap_most = 0;
+  double sent = 0;
+  for (int i = 0; i < 4; ++i) {
+    callers.push_back(std::make_unique<UnfinishedCalls>(socket_, /*calls=*/100,
+                                                        static_cast<uint32_t>(4 * kMiB - 1)));
+    ASSERT_TRUE(callers.back()->connected());
+    callers.back()->Push(/*quiet_ms=*/500);
+    sent += static_cast<double>(callers.back()->sent_bytes());
+    heap_most = std::max(heap_most, HeapBytes());
+  }
+  EXPECT_GE(sent, kSentBytesMin);
+  EXPECT_LE(heap_most, heap_before + kReceiveBytesMax + kUncountedBytesMax);
+  const grpc::Status served = Stats();
+  EXPECT_TRUE(served.ok()) << served.error_message();
+  const double resident_most = ResidentBytes();
+  callers.clear();
+  EXPECT_TRUE(Eventually([&] { return ResidentBytes() <= resident_before + kKeptBytesMax; },
+                         std::chrono::seconds(60)));
+  std::printf("sent %.0f MiB: the heap grew by %.1f MiB, resident memory by %.1f and then %.1f\n",
+              sent / kMiB, (heap_most - heap_before) / kMiB,
+              (resident_most - resident_before) / kMiB, (ResidentBytes() - resident_before) / kMiB);
+}
+
+// 128 MiB of zeros are 128 KiB on the wire. A server that unpacks them refuses them afterwards,
+// with kResourceExhausted.
+TEST_F(UnfinishedMessagesTest, CompressedMessagesAreRefusedBeforeTheyAreUnpacked) {
+  const auto stub = v1::CacheService::NewStub(
+      grpc::CreateChannel("unix:" + socket_, grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+  v1::LookupRequest request;
+  request.set_keys(std::string(128 << 20, '\0'));
+  v1::LookupResponse response;
+  EXPECT_EQ(stub->Lookup(&context, request, &response).error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_TRUE(Stats().ok());
+}
+
+}  // namespace
+}  // namespace crumb::server
