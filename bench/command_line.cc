@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "CLI/CLI.hpp"
-#include "bench/decode/model_shape.h"
+#include "bench/model_shape.h"
 #include "bench/synthetic_traces.h"
 #include "common/config.h"
 

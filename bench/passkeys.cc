@@ -6,12 +6,12 @@
 #include <array>
 #include <random>
 
+#include "common/page_key.h"
 #include "fmt/format.h"
 
 namespace crumb::bench {
 namespace {
 
-constexpr int kPageTokens = 64;
 constexpr int kWindowTokensMax = 320;   // tokens of the recent window at most
 constexpr int kContextMin = 640;        // tokens of the shortest context with a key in history
 constexpr int kLengthMin = 1024;        // tokens of the shortest document, if the context has them

@@ -200,14 +200,6 @@ absl::StatusOr<std::unique_ptr<EvictionPolicy>> MakeReplayPolicy(const BlockTrac
                                                  absl::StrJoin(ReplayPolicyNames(), ", ")));
 }
 
-absl::StatusOr<BlockTrace> LoadTrace(const ReplayOptions& options) {
-  if (options.trace_path.empty() == options.synthetic.empty()) {
-    return absl::InvalidArgumentError("replay takes either a trace or a synthetic family");
-  }
-  if (!options.trace_path.empty()) return ReadTraceFile(options.trace_path);
-  return MakeSyntheticTrace(options.synthetic, options.seed);
-}
-
 }  // namespace
 
 std::vector<std::string> ReplayModelNames() {
@@ -278,7 +270,8 @@ absl::StatusOr<ReplayRow> Replay(const BlockTrace& trace, std::string_view polic
 absl::StatusOr<std::vector<ReplayRow>> RunReplayWorkload(const ReplayOptions& options) {
   CRUMB_ASSIGN_OR_RETURN(const uint64_t bytes_per_token,
                          BytesPerToken(options.model, options.format));
-  CRUMB_ASSIGN_OR_RETURN(const BlockTrace trace, LoadTrace(options));
+  CRUMB_ASSIGN_OR_RETURN(const BlockTrace trace,
+                         LoadTrace(options.trace_path, options.synthetic, options.seed));
   std::vector<ReplayRow> rows;
   for (const double capacity_gb : options.capacities_gb) {
     CRUMB_ASSIGN_OR_RETURN(const size_t capacity_blocks,

@@ -85,14 +85,6 @@ std::optional<int> Number(std::string_view text) {
   return number;
 }
 
-absl::StatusOr<BlockTrace> LoadTrace(const SimulateOptions& options) {
-  if (options.trace_path.empty() == options.synthetic.empty()) {
-    return absl::InvalidArgumentError("simulate takes either a trace or a synthetic family");
-  }
-  if (!options.trace_path.empty()) return ReadTraceFile(options.trace_path);
-  return MakeSyntheticTrace(options.synthetic, options.seed);
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<int>> ParseNodeCounts(std::string_view text) {
@@ -157,7 +149,8 @@ absl::StatusOr<std::vector<SimulateRow>> RunSimulateWorkload(const SimulateOptio
   SimulatedCluster::Options cluster;
   CRUMB_ASSIGN_OR_RETURN(cluster.capacity_blocks,
                          CapacityBlocks(options.capacity_gb, bytes_per_token));
-  CRUMB_ASSIGN_OR_RETURN(const BlockTrace trace, LoadTrace(options));
+  CRUMB_ASSIGN_OR_RETURN(const BlockTrace trace,
+                         LoadTrace(options.trace_path, options.synthetic, options.seed));
   cluster.replicas = options.replicas;
   cluster.block_bytes = bytes_per_token * kTraceBlockTokens;
   cluster.network = options.network;

@@ -208,4 +208,12 @@ absl::StatusOr<BlockTrace> MakeSyntheticTrace(std::string_view family, uint64_t 
                                                  absl::StrJoin(SyntheticFamilyNames(), ", ")));
 }
 
+absl::StatusOr<BlockTrace> LoadTrace(const std::string& path, const std::string& family,
+                                     uint64_t seed) {
+  if (path.empty() == family.empty()) {
+    return absl::InvalidArgumentError("name either a trace or a synthetic family");
+  }
+  return path.empty() ? MakeSyntheticTrace(family, seed) : ReadTraceFile(path);
+}
+
 }  // namespace crumb::bench

@@ -26,4 +26,8 @@ std::vector<std::string> SyntheticFamilyNames();
 // kInvalidArgument: the family is unknown; the message lists the known ones.
 absl::StatusOr<BlockTrace> MakeSyntheticTrace(std::string_view family, uint64_t seed);
 
+// The trace of a file or of a synthetic family. kInvalidArgument: both or neither are named.
+absl::StatusOr<BlockTrace> LoadTrace(const std::string& path, const std::string& family,
+                                     uint64_t seed);
+
 }  // namespace crumb::bench

@@ -15,10 +15,8 @@
 namespace crumb::calibration {
 namespace {
 
-// Channels per quantization group at most (docs/formats/page-tile.md), and the alignment of tiles
-// in bytes that the kernels require.
+// Channels per quantization group at most (docs/formats/page-tile.md).
 constexpr int kGroupSizeMax = 128;
-constexpr size_t kTileAlignment = 128;
 
 using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using MatrixView = Eigen::Map<const RowMajor>;

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "calibration/activation_source.h"
+#include "common/page_key.h"
 #include "common/rotation_file.h"
 #include "kernels/quantize.h"
 
@@ -15,7 +16,6 @@ namespace crumb::calibration {
 
 // The segments of a sequence, in tokens (docs/architecture.md). kRecentTokens is the shortest
 // recent window.
-inline constexpr int kPageTokens = 64;
 inline constexpr int kSinkTokens = 64;
 inline constexpr int kRecentTokens = 256;
 // The shortest sequence, in tokens, of which a query attends quantized history.

@@ -79,7 +79,8 @@ endforeach()
 # The C library; without a namelink of the core, which programs do not link.
 install(TARGETS crumb_c LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 install(TARGETS crumb_c_core LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" NAMELINK_SKIP)
-install(FILES client/api/crumb.h DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+install(FILES client/api/crumb.h client/api/crumb_blocks.h client/api/crumb_device.h
+  client/api/crumb_transfer.h DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 
 install(TARGETS crumbd crumb RUNTIME)
 install(FILES deploy/config/crumbd.yaml DESTINATION "${CMAKE_INSTALL_SYSCONFDIR}/crumb")

@@ -17,7 +17,7 @@ tests=(etcd-server iproute2 openssl prometheus chromium python3-yaml python3-grp
 case "${1:-}" in
   "") ;;
   --tests) packages+=("${tests[@]}") ;;
-  --checks) packages+=("${tests[@]}" clang-format-14) ;;
+  --checks) packages+=("${tests[@]}" clang-format-14 clang-tidy-14) ;;
   *) echo "install_packages.sh: unknown argument '$1'; --tests, --checks or none" >&2; exit 2 ;;
 esac
 

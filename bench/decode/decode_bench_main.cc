@@ -17,11 +17,11 @@
 #include "bench/decode/decode_report.h"
 #include "bench/decode/decode_step.h"
 #include "bench/decode/kv_cache.h"
-#include "bench/decode/model_shape.h"
 #include "bench/decode/step_weights.h"
 #include "bench/gpu_run.h"
 #include "bench/kernels/device_memory.h"
 #include "bench/kernels/device_rates.h"
+#include "bench/model_shape.h"
 #include "models/cuda/projections.h"
 #include "tools/cli.h"
 

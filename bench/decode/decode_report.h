@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/decode/model_shape.h"
 #include "bench/gpu_run.h"
+#include "bench/model_shape.h"
 
 // The measurements of decode steps, as text and as JSON. They need no CUDA.
 namespace crumb::bench {

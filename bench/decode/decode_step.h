@@ -8,9 +8,9 @@
 #include <string>
 
 #include "bench/decode/kv_cache.h"
-#include "bench/decode/model_shape.h"
 #include "bench/decode/step_weights.h"
 #include "bench/kernels/device_memory.h"
+#include "bench/model_shape.h"
 #include "models/cuda/product_chain.h"
 #include "models/cuda/projections.h"
 

@@ -8,9 +8,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "bench/decode/model_shape.h"
 #include "bench/kernels/device_memory.h"
 #include "bench/kernels/evict_transforms.h"
+#include "bench/model_shape.h"
 #include "kernels/cuda/decode/decode_attention.h"
 #include "kernels/cuda/evict/evict.h"
 #include "models/cuda/layer_kernels.h"

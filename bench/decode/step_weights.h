@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "bench/decode/model_shape.h"
 #include "bench/kernels/device_memory.h"
+#include "bench/model_shape.h"
 #include "kernels/tile.h"
 
 namespace crumb::bench {

@@ -119,7 +119,7 @@ class Writer {
   FragmentHeader HeaderOf(PageFormat format, size_t prompt, int page) const {
     const std::vector<PageKey>& keys = keys_[prompt];
     FragmentHeader header;
-    header.format = static_cast<crumb::PageFormat>(format);
+    header.format = format;
     header.layout_id = kernels::kTileLayoutId;
     header.tile_bytes = static_cast<uint32_t>(geometry_.tile.bytes(format));
     header.generation = keyspace_.generation;

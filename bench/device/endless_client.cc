@@ -39,8 +39,7 @@ EndlessClient::EndlessClient(const client::WorkerOptions& options, int pages, ui
   std::mt19937_64 random(seed);
   sink_ = MakePage(begin, PageFormat::kBf16, random);
   for (int i = 0; i < pages; ++i) {
-    pages_.push_back(
-        MakePage(begin + sink + page * i, static_cast<PageFormat>(options.history_format), random));
+    pages_.push_back(MakePage(begin + sink + page * i, options.history_format, random));
   }
   staging_.resize(sink * 2 + (page + kAlignment) * kStagingSlots);
   mapped_->slabs.emplace_back(begin, sink + page * pages);

@@ -59,6 +59,12 @@ class IdleKernels final : public client::DeviceKernels {
   absl::Status QueryOffsets(const kernels::cuda::QueryOffsetsParams&, DeviceStream) override {
     return {};
   }
+  absl::Status PlanBlocks(const kernels::cuda::PlanBlocksParams&, DeviceStream) override {
+    return {};
+  }
+  absl::Status MoveBlockRows(const kernels::cuda::MoveBlockRowsParams&, DeviceStream) override {
+    return {};
+  }
   absl::Status QuantizeFrom(const kernels::cuda::QuantizeFromParams&, DeviceStream) override {
     return {};
   }

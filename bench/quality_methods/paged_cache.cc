@@ -6,6 +6,7 @@
 #include <cstring>
 #include <new>
 
+#include "common/page_key.h"
 #include "fmt/format.h"
 #include "kernels/bf16.h"
 
@@ -15,7 +16,6 @@ namespace {
 using kernels::Bf16;
 using kernels::TilePart;
 
-constexpr int kPageTokens = 64;
 constexpr int kRecentTokens = 256;
 constexpr int kGroupSizeMax = 128;
 constexpr size_t kAlignment = 128;

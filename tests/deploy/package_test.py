@@ -94,7 +94,8 @@ class PackageTest(unittest.TestCase):
         for name in ("usr/bin/crumbd", "usr/bin/crumb", "etc/crumb/crumbd.yaml",
                      "usr/lib/systemd/system/crumbd.service", "usr/lib/sysusers.d/crumb.conf",
                      "usr/lib/tmpfiles.d/crumb.conf", "usr/include/libcrumb/crumb/client.h",
-                     "usr/include/crumb.h",
+                     "usr/include/crumb.h", "usr/include/crumb_blocks.h",
+                     "usr/include/crumb_device.h", "usr/include/crumb_transfer.h",
                      "usr/share/crumb/grafana/dashboards/crumb.json",
                      "usr/share/crumb/prometheus/rules/alerts.yml"):
             self.assertIn(name, names)

@@ -249,7 +249,7 @@ inline TakeBlank(c, s) { /* DevicePoolIndex::TakeBlank; s == NONE: there is no f
 #define HOLDS_1(c, s) ((s) < SLOTS && (holders[(s) % SLOTS] & BIT(c)))
 #define HOLDS(c) (pool_there && (HOLDS_1(c, 0) || HOLDS_1(c, 1) || HOLDS_1(c, 2)))
 
-/* Whether the pool can be removed: DeviceTier::RemovePool. */
+/* Whether the pool can be removed: DeviceTier::TakePool. */
 #ifdef FAULT_POOL_REMOVED_UNDER_ACQUIRE
 /* The references of resident pages and the leases count. A page that was deleted while an Acquire
  * that waits for the SSD refers to it is neither. */
@@ -296,7 +296,7 @@ inline RemoveSession(c, ends) {
   fi
 }
 
-inline EndLease(l) { /* DeviceTier::Release */
+inline EndLease(l) { /* LeaseTable::Release */
   assert(reading[l] == NONE); /* a process that lives reads there still */
   if
   :: tier_lease[l] != 0 -> Unref(tier_lease[l] - 1); tier_lease[l] = 0
@@ -561,7 +561,7 @@ acquire: /* Acquire, ThreeTierStore::Acquire */
   /* Here it waits for pages that only the SSD has. */
   if
   :: atomic { Unref(s); Finish(); goto end } /* the prefix ends before this page */
-  :: atomic { assert(pool_there && page[s]); tier_lease[l] = s + 1 } /* DeviceTier::Lease */
+  :: atomic { assert(pool_there && page[s]); tier_lease[l] = s + 1 } /* DeviceTier::NameFragments */
   fi;
   atomic { /* Engine::AddLease */
     if

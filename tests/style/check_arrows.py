@@ -14,7 +14,7 @@ import sys
 ARROWS = {
     "proto": set(),
     "common": set(),
-    "kernels": set(),
+    "kernels": {"common"},
     "models": {"kernels", "common"},
     "calibration": {"kernels", "common"},
     "storage": {"common"},
@@ -28,7 +28,14 @@ ARROWS = {
               "kernels", "proto", "common"},
 }
 
-# The rooms of a folder: which of its subfolders may include which. Their subfolders belong to them.
+# Folders that may include only these headers of one that they may know.
+ONLY = {
+    ("kernels", "common"): {"common/page_format.h"},
+}
+
+# The rooms of a folder: which of its subfolders may include which. A file belongs to the room with
+# the longest name that it lies in, which can be the folder itself; a folder with rooms has no files
+# outside them.
 ROOMS = {
     "client/api": set(),
     "client/rpc": {"client/api"},
@@ -37,6 +44,44 @@ ROOMS = {
     "client/gpu": {"client/cpu", "client/worker", "client/rpc", "client/api"},
     "client/transfer": {"client/gpu", "client/cpu", "client/worker", "client/api"},
     "client/c_api": {"client/api"},
+    "kernels": set(),
+    "kernels/cpu": {"kernels"},
+    "kernels/reference": {"kernels"},
+    "kernels/cuda": {"kernels"},
+    "kernels/cuda/common": {"kernels"},
+    "kernels/cuda/decode": {"kernels", "kernels/cuda/common"},
+    "kernels/cuda/evict": {"kernels", "kernels/cuda/common"},
+    "kernels/cuda/prefill": {"kernels", "kernels/cuda/common", "kernels/cuda/decode"},
+    "kernels/cuda/pages": {"kernels", "kernels/cuda/common", "kernels/cuda/decode",
+                           "kernels/cuda/evict"},
+    "storage/policy": set(),
+    "storage": {"storage/policy"},
+    "storage/ssd": {"storage"},
+    "storage/store": {"storage", "storage/ssd"},
+    "server/base": set(),
+    "server/metrics": set(),
+    "server/tenants": set(),
+    "server/keyspaces": {"server/base", "server/metrics"},
+    "server/events": {"server/keyspaces", "server/metrics"},
+    "server/session": {"server/base", "server/metrics", "server/tenants", "server/events"},
+    "server/device": {"server/metrics", "server/session"},
+    "server/cluster/etcd": {"server/base"},
+    "server/cluster": {"server/base", "server/cluster/etcd", "server/keyspaces"},
+    "server/calls": {"server/base", "server/metrics", "server/tenants", "server/keyspaces",
+                     "server/events", "server/session", "server/device", "server/cluster"},
+    "server/service": {"server/base", "server/metrics", "server/session", "server/cluster",
+                       "server/calls"},
+    "server/admin": {"server/base", "server/metrics", "server/tenants", "server/events",
+                     "server/session", "server/cluster"},
+    "server/daemon": {"server/base", "server/tenants", "server/keyspaces", "server/events",
+                      "server/session", "server/device", "server/cluster", "server/calls",
+                      "server/service", "server/admin"},
+    "bench/quality_methods": set(),
+    "bench/quality_cuda": {"bench/quality_methods"},
+    "bench": {"bench/quality_methods", "bench/quality_cuda"},
+    "bench/kernels": {"bench"},
+    "bench/decode": {"bench", "bench/kernels"},
+    "bench/device": {"bench"},
 }
 
 # Header prefixes of third parties and the only places that may see them (tests see all).
@@ -48,7 +93,7 @@ CONFINED = {
              "bench/kernels/", "bench/quality_cuda/"),
     "cublas": ("models/cuda/",),
     "grpc": ("server/", "client/"),
-    "prometheus/": ("server/metrics/",),
+    "prometheus/": ("server/admin/",),
     "httplib.h": ("server/admin/", "tools/", "bench/"),
     "yaml-cpp/": ("common/config.cc",),
     "spdlog/": ("common/logging.cc",),
@@ -79,7 +124,8 @@ def room_of(path):
     """The room of ROOMS that a path or a header lies in, or None."""
     if path.startswith("crumb/") and not path.startswith("crumb/v1/"):
         return "client/api"
-    return next((room for room in ROOMS if path.startswith(room + "/")), None)
+    rooms = [room for room in ROOMS if path.startswith(room + "/")]
+    return max(rooms, key=len) if rooms else None
 
 
 def check_file(path, text):
@@ -90,14 +136,22 @@ def check_file(path, text):
     if path.endswith("CMakeLists.txt"):
         targets = {t.split("_")[0] if folder_of(t) is None else t for t in LINK.findall(text)}
         used = {folder_of(t) for t in targets} - {None}
+        used_headers_only = {whom for who, whom in ONLY if who == owner}
+        for folder in sorted(used & used_headers_only):
+            yield f"{path}: {owner} may include headers of {folder}, but not link it"
     else:
         headers = INCLUDE.findall(text)
         used = {included_folder(h) for h in headers} - {None}
         room = room_of(path)
-        rooms = {room_of(h) for h in headers} - {room, None} if room else set()
+        if room is None and any(other.startswith(owner + "/") for other in ROOMS):
+            yield f"{path}: {owner} has rooms, and the file lies in none"
+        rooms = {room_of(h) for h in headers if included_folder(h) == owner} - {room, None}
         for other in sorted(rooms - ROOMS.get(room, set())):
             yield f"{path}: {room} may not know {other}"
         for header in headers:
+            only = ONLY.get((owner, included_folder(header)))
+            if only is not None and header not in only:
+                yield f"{path}: {owner} may include only {', '.join(sorted(only))}, not {header}"
             for prefix, places in CONFINED.items():
                 if header.startswith(prefix) and not path.startswith(places):
                     yield f"{path}: includes <{header}>, which only {', '.join(places)} may"

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "bench/decode/model_shape.h"
+#include "bench/model_shape.h"
 
 #include <algorithm>
 #include <cmath>
