@@ -163,6 +163,7 @@ absl::StatusOr<PageHandle> PageTable::Insert(const FragmentMeta& meta, const Slo
                                       .below = below,
                                       .owed = owed,
                                       .slot = slot});
+  ++fragments_;
   SetSlotOwner(slot, handle);
   NoteInserted(pages_[handle], meta, slot, below);
   space->bytes += meta.bytes;
@@ -262,6 +263,7 @@ void PageTable::Remove(PageHandle handle, RemovalReason reason, TimePoint now) {
 
 void PageTable::CountRemoval(const Page& page, RemovalReason reason, TimePoint now) {
   --stats_.pages;
+  fragments_ -= page.fragments.size();
   for (const Fragment& fragment : page.fragments) {
     stats_.resident_logical_bytes -=
         static_cast<uint64_t>(fragment.range.tiles()) * fragment.logical_tile_bytes;

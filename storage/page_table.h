@@ -268,6 +268,9 @@ class PageTable {
   // Returns the bytes of fragments, tiles and headers, those of removed pages that are still
   // referred to included.
   uint64_t BytesOf(const KeyspaceId& keyspace) const;
+  uint64_t pages() const { return stats_.pages; }  // resident ones
+  // Returns how many fragments the resident pages have together.
+  uint64_t fragments() const { return fragments_; }
   // Resident pages of the keyspace.
   uint64_t PagesOf(const KeyspaceId& keyspace) const;
 
@@ -358,6 +361,7 @@ class PageTable {
   PageForest forest_;
   ChunkedVector<Place> places_;  // by forest handle
   size_t page_fragments_max_ = SIZE_MAX;
+  uint64_t fragments_ = 0;  // of resident pages
   std::vector<Change> changes_;
   TierStats stats_;  // what is counted as it happens
   Histogram lifetime_seconds_;

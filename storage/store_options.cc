@@ -34,6 +34,10 @@ void HostOptions::Visit(ConfigVisitor& visitor) {
 void SsdOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("path", path, "folder of the SSD tier; empty: none");
   visitor.Field("bytes_max", bytes_max, "all files in the folder together, at every moment");
+  visitor.Field(
+      "fragments_max", fragments_max,
+      "fragments on SSD, one a page or more: the index takes some 560 bytes of memory for "
+      "each; beyond it pages leave as they do when bytes_max is reached");
   visitor.Field("policy", policy, "which pages leave first: default, lru, fifo, s3fifo");
   visitor.Field("admission", admission,
                 "which pages are written: all, or those read again in host memory (second_hit)");
@@ -97,6 +101,7 @@ absl::Status StoreOptions::Validate() const {
   if (ssd.path.empty()) return absl::OkStatus();
   if (auto policy = MakePolicy(ssd.policy, 1); !policy.ok()) return policy.status();
   if (ssd.bytes_max.value < kSsdBytesMin) return Refuse("ssd.bytes_max must be 16 MiB or more");
+  if (ssd.fragments_max < 1) return Refuse("ssd.fragments_max must be 1 or more");
   if (ssd.admission != "all" && ssd.admission != "second_hit") {
     return Refuse("unknown ssd.admission '" + ssd.admission + "'; known are all, second_hit");
   }

@@ -26,6 +26,7 @@ struct HostOptions {
 struct SsdOptions {
   std::string path;                       // empty: no SSD tier
   ByteSize bytes_max{uint64_t{8} << 30};  // all files in the folder together, at every moment
+  int64_t fragments_max = 16'777'216;     // of all pages
   std::string policy = "default";
   std::string admission = "all";  // or second_hit
   int64_t io_threads = 8;

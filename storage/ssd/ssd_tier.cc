@@ -41,6 +41,7 @@ absl::StatusOr<std::unique_ptr<FragmentTier>> SsdTier::Open(const SsdOptions& op
   const auto begin = std::chrono::steady_clock::now();
   CRUMB_RETURN_IF_ERROR(tier->OpenIndex());
   CRUMB_RETURN_IF_ERROR(tier->Recover());
+  tier->ShrinkIndex();
   tier->ShrinkToBudget();
   tier->recovery_.seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

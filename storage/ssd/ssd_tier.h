@@ -106,8 +106,13 @@ class SsdTier final : public FragmentTier {
   uint64_t StoredBytes(const FragmentMeta& meta) const;
   uint64_t IndexShare(uint64_t factor) const;
   bool Grow();
+  // Whether the index may have no further fragment beside `more` that are on their way.
+  bool IndexIsFull(size_t more) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes pages out of sight in the policy's order, and returns how many.
+  size_t HideVictims(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status EvictFor(uint64_t bytes);
   void ShrinkToBudget();
+  void ShrinkIndex();
   bool RemoveAnExtent();
 
   // Makes `batch` durable, after all that is leaving, whose slots are free then. In turn: a page

@@ -72,8 +72,10 @@ void SsdTier::RemoveOlderGenerations(std::span<const FragmentWrite> fragments) {
 
 void SsdTier::FindRoom(std::span<const Incoming> earlier, Incoming& incoming) {
   const FragmentMeta& meta = incoming.write->meta;
+  size_t on_their_way = 0;
   for (const Incoming& one : earlier) {
     const FragmentMeta& other = one.write->meta;
+    if (one.slot) ++on_their_way;
     if (one.slot && other.keyspace == meta.keyspace && other.key == meta.key &&
         Overlaps(other.range, meta.range)) {
       incoming.status = absl::AlreadyExistsError("the batch has tiles of the fragment twice");
@@ -86,14 +88,16 @@ void SsdTier::FindRoom(std::span<const Incoming> earlier, Incoming& incoming) {
     return;
   }
   while (true) {
+    bool index_is_full = false;
     {
       MutexLock lock(&mutex_);
       incoming.status = table_.CanInsert(meta);
       if (!incoming.status.ok()) return;
-      incoming.slot = table_.slots().Allocate(bytes, SlotAllocator::kNoOwner);
+      index_is_full = IndexIsFull(on_their_way);
+      if (!index_is_full) incoming.slot = table_.slots().Allocate(bytes, SlotAllocator::kNoOwner);
       if (incoming.slot) return;
     }
-    if (Grow()) continue;
+    if (!index_is_full && Grow()) continue;
     incoming.status = EvictFor(bytes);
     if (!incoming.status.ok()) return;
   }

@@ -59,18 +59,28 @@ bool SsdTier::Grow() {
   return status.ok();
 }
 
+bool SsdTier::IndexIsFull(size_t more) const {
+  return table_.fragments() + more >= static_cast<uint64_t>(options_.fragments_max);
+}
+
+size_t SsdTier::HideVictims(TimePoint now) {
+  const size_t wanted = std::clamp<size_t>(table_.pages() / kEvictPart, 1, kEvictPagesMax);
+  size_t hidden = 0;
+  while (hidden < wanted) {
+    const auto victim = table_.Victim(now, [](const Page&) { return true; });
+    if (!victim) break;
+    Hide(*victim, RemovalReason::kCapacity);
+    ++hidden;
+  }
+  return hidden;
+}
+
 absl::Status SsdTier::EvictFor(uint64_t bytes) {
   const TimePoint now = clock_.Now();
   size_t evicted = 0;
   {
     MutexLock lock(&mutex_);
-    const size_t wanted = std::clamp<size_t>(table_.Stats().pages / kEvictPart, 1, kEvictPagesMax);
-    while (evicted < wanted) {
-      const auto victim = table_.Victim(now, [](const Page&) { return true; });
-      if (!victim) break;
-      Hide(*victim, RemovalReason::kCapacity);
-      ++evicted;
-    }
+    evicted = HideVictims(now);
     for (const PageHandle page : table_.slots().OwnersOfNearlyEmptyChunk(bytes)) {
       const Page& owner = table_[page];
       if (!owner.resident || owner.references > 0 || owner.pinned_until > now) continue;
@@ -80,6 +90,18 @@ absl::Status SsdTier::EvictFor(uint64_t bytes) {
   }
   if (evicted == 0) return absl::UnavailableError("SSD tier has no room: every page is in use");
   return WriteIndex({});
+}
+
+// For a folder that was filled with a larger bound.
+void SsdTier::ShrinkIndex() {
+  for (bool full = true; full;) {
+    {
+      MutexLock lock(&mutex_);
+      if (table_.fragments() <= static_cast<uint64_t>(options_.fragments_max)) return;
+      full = HideVictims(clock_.Now()) > 0;
+    }
+    if (!WriteIndex({}).ok()) return;
+  }
 }
 
 void SsdTier::ShrinkToBudget() {
