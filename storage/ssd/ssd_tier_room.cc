@@ -92,7 +92,7 @@ absl::Status SsdTier::EvictFor(uint64_t bytes) {
   return WriteIndex({});
 }
 
-// For a folder that was filled with a larger bound.
+// A folder that was filled with a larger bound has more fragments than this one allows.
 void SsdTier::ShrinkIndex() {
   for (bool full = true; full;) {
     {
