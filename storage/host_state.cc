@@ -54,6 +54,11 @@ absl::StatusOr<std::unique_ptr<EvictionPolicy>> HostState::NewPolicy() const {
   return MakePolicy(options.host.policy, memory->total_bytes() / kTypicalPageBytes + 1);
 }
 
+std::string HostState::TenantOf(const KeyspaceId& keyspace) const {
+  if (part_max_percent() == 100) return "";
+  return losses.OwnerOf(keyspace).value_or("");
+}
+
 bool HostState::HasPartition(const std::string& tenant) const {
   MutexLock lock(&mutex);
   return slabs.PartitionOf(tenant).has_value();

@@ -76,6 +76,14 @@ struct HostState {
 
   absl::StatusOr<std::unique_ptr<EvictionPolicy>> NewPolicy() const;
   bool HasPartition(const std::string& tenant) const;
+  // The percentage of a budget that one tenant may have (TenantBudget). 100: tenants are not told
+  // apart.
+  int64_t part_max_percent() const {
+    return options.tenant_part_max_percent > 0 ? options.tenant_part_max_percent : 100;
+  }
+  // The tenant in whose budgets the keyspace counts. "" if it has none, if it is not known yet, or
+  // if tenants are not told apart.
+  std::string TenantOf(const KeyspaceId& keyspace) const;
   // Returns the tenant's partition; 0 for no tenant. Adds it if the tenant has none: then `policy`
   // orders its pages. REQUIRES: HasPartition(tenant), or `policy` is not null.
   uint32_t PartitionOfTenant(const std::string& tenant, std::unique_ptr<EvictionPolicy> policy)

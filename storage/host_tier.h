@@ -74,6 +74,8 @@ class HostTier {
   };
   std::optional<PageSummary> Summary(const KeyspaceId& keyspace, const PageKey& key) const;
   uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const;
+  // As HostState::TenantOf.
+  std::string TenantOf(const KeyspaceId& keyspace) const { return state_.TenantOf(keyspace); }
 
   // Refers to the pages from `first` on that cover the request, up to the first that does not; a
   // page of an older generation is removed. Sets *miss to why it stopped: kBusy if the tenant would

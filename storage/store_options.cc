@@ -41,7 +41,8 @@ void SsdOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("policy", policy, "which pages leave first: default, lru, fifo, s3fifo");
   visitor.Field("admission", admission,
                 "which pages are written: all, or those read again in host memory (second_hit)");
-  visitor.Field("io_threads", io_threads, "reads under way at a time");
+  visitor.Field("io_threads", io_threads,
+                "reads under way at a time; with tenants those of one tenant, and one more runs");
   visitor.Field("write_queue_pages_max", write_queue_pages_max,
                 "pages that wait to be written; more are dropped and counted");
   visitor.Field("read_queue_pages_max", read_queue_pages_max,

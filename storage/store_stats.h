@@ -77,6 +77,7 @@ struct StoreStats {
   uint64_t lost_pages = 0;  // left host memory before they were durable, though that was owed
   uint64_t admission_rejected = 0;
   uint64_t promoted_pages = 0;
+  uint64_t ssd_reads_refused = 0;  // too many waited, of all tenants or of one
   uint64_t demoted_pages = 0;
   uint64_t verify_failures_commit = 0;
   uint64_t verify_failures_ssd = 0;

@@ -16,23 +16,26 @@ Promoter::Name Promoter::NameOf(const FragmentMeta& fragment) {
 
 void Promoter::Promote(const FragmentMeta& fragment, Done done) {
   const Name name = NameOf(fragment);
-  bool suspended;
+  Done suspended;
   {
     MutexLock lock(&mutex_);
-    suspended = IsSuspended(fragment);
-    if (!suspended) {
+    if (IsSuspended(fragment)) {
+      suspended = std::move(done);
+    } else {
       std::vector<Done>& waiting = under_way_[name];
       waiting.push_back(std::move(done));
       if (waiting.size() > 1) return;
     }
   }
-  if (suspended) return done(absl::NotFoundError("the page is being deleted"));
-  const bool queued = readers_.Submit([this, fragment, name] {
+  if (suspended) return suspended(absl::NotFoundError("the page is being deleted"));
+  const bool queued = readers_.Submit(host_.TenantOf(fragment.keyspace), [this, fragment, name] {
     const absl::StatusOr<PageHandle> page = Bring(fragment);
     Finish(name, page.status());
     if (page.ok()) host_.EndWrite(*page);
   });
-  if (!queued) Finish(name, absl::ResourceExhaustedError("too many reads wait for the SSD"));
+  if (queued) return;
+  refused_.Add();
+  Finish(name, absl::ResourceExhaustedError("too many reads wait for the SSD"));
 }
 
 absl::StatusOr<PageHandle> Promoter::Bring(const FragmentMeta& fragment) {
@@ -63,7 +66,7 @@ void Promoter::Finish(const Name& name, const absl::Status& status) {
 
 void Promoter::DropStale(const FragmentMeta& fragment) {
   // When the queue is full the next reader that finds it asks again.
-  readers_.Submit([this, fragment] {
+  readers_.Submit(host_.TenantOf(fragment.keyspace), [this, fragment] {
     const std::vector<FragmentMeta> now = below_.Find(fragment.keyspace, fragment.key);
     if (now.empty() || now[0].generation != fragment.generation) return;
     // An error costs nothing: readers refuse the old generation, and the next one asks again.

@@ -25,13 +25,13 @@ class Promoter {
   // the fragment is in host memory and stays there until the call returns.
   using Done = std::function<void(const absl::Status&)>;
 
-  // `readers` runs the reads; stop it before this goes.
+  // `readers` runs the reads, each for the tenant of its page; stop it before this goes.
   Promoter(HostTier& host, HostRoom& room, FragmentTier& below, WriteThrough& writer,
            Executor& readers)
       : host_(host), room_(room), below_(below), writer_(writer), readers_(readers) {}
 
   // Errors: those of FragmentTier::Get; kNotFound: the page is being deleted; kResourceExhausted:
-  // no slot, or too many reads wait.
+  // no slot, or too many reads wait, of all tenants or of the page's.
   void Promote(const FragmentMeta& fragment, Done done);
 
   // Removes the page from the tier below, in the background, unless a newer generation of it has
@@ -57,6 +57,8 @@ class Promoter {
   };
 
   uint64_t promoted() const { return promoted_.value(); }
+  // Reads for which the queue had no place.
+  uint64_t refused() const { return refused_.value(); }
 
  private:
   struct Name {
@@ -82,6 +84,7 @@ class Promoter {
   WriteThrough& writer_;
   Executor& readers_;
   Counter promoted_;
+  Counter refused_;
 
   Mutex mutex_;
   CondVar ended_;

@@ -86,10 +86,14 @@ absl::Status ThreeTierStore::Start(const OpenFragmentTier& open_below, StoreStar
   CRUMB_ASSIGN_OR_RETURN(below_, open_below(BelowEvents()));
   CRUMB_RETURN_IF_ERROR(OpenHost(std::move(start)));
   host_ready_ = true;
-  readers_ = std::make_unique<Executor>(
-      Executor::Options{.name = "crumb-ssd-read",
-                        .threads = has_below() ? static_cast<int>(options_.ssd.io_threads) : 0,
-                        .queue_max = static_cast<size_t>(options_.ssd.read_queue_pages_max)});
+  const int64_t part_max_percent = host_state_->part_max_percent();
+  // With tenants one thread more than one tenant may use.
+  const int spare = part_max_percent < 100 ? 1 : 0;
+  readers_ = std::make_unique<Executor>(Executor::Options{
+      .name = "crumb-ssd-read",
+      .threads = has_below() ? static_cast<int>(options_.ssd.io_threads) + spare : 0,
+      .queue_max = static_cast<size_t>(options_.ssd.read_queue_pages_max),
+      .part_max_percent = part_max_percent});
   writer_ = std::make_unique<WriteThrough>(
       WriteThrough::Options{
           .pages_max = static_cast<size_t>(options_.ssd.write_queue_pages_max),
@@ -469,6 +473,7 @@ StoreStats ThreeTierStore::Stats() const {
   stats.lost_pages = has_below() ? host_state_->losses.total() : 0;
   stats.admission_rejected = admission_rejected_.value();
   stats.promoted_pages = promoter_->promoted();
+  stats.ssd_reads_refused = promoter_->refused();
   stats.demoted_pages = writer_->demoted();
   stats.verify_failures_commit = verify_failures_.value();
   return stats;

@@ -4,12 +4,12 @@
 #include <sys/socket.h>
 
 #include <atomic>
-#include <thread>
 
 #include "common/fd_channel.h"
 #include "common/roster.h"
 #include "gtest/gtest.h"
 #include "tests/common/eventually.h"
+#include "tests/server/flood.h"
 #include "tests/server/raw_connections.h"
 #include "tests/server/two_tenants.h"
 #include "tests/server/unfinished_calls.h"
@@ -176,29 +176,6 @@ void Watch(const Attacker& a) {
   }
 }
 
-// Calls without end from several threads, while the round lasts, so that as many calls as threads
-// are on their way at any time.
-class Flood {
- public:
-  Flood(int threads, const std::function<void()>& call) {
-    for (int i = 0; i < threads; ++i) {
-      threads_.emplace_back([this, call] {
-        while (!stop_.load()) call();
-      });
-    }
-  }
-  ~Flood() {
-    stop_.store(true);
-    for (std::thread& thread : threads_) thread.join();
-  }
-
- private:
-  std::atomic<bool> stop_{false};
-  std::vector<std::thread> threads_;
-};
-
-constexpr int kFloodThreads = 4;
-
 // Few places, so that the calls of the threads above do not fit.
 void SmallQueues(Options& options) {
   options.limits.control_queue = 4;
@@ -238,36 +215,6 @@ void FloodCommits(const Attacker& a) {
     for (const uint64_t offset : reserved.offsets()) {
       commit.add_offsets(offset);
       commit.add_header_offsets(0);
-    }
-    v1::CommitResponse response;
-    session->stub().Commit(session->Context().get(), commit, &response);
-  }));
-}
-
-// Commits of a session whose stream waits for notices, faster than pages become durable.
-void CommitWithoutEnd(const Attacker& a) {
-  constexpr int kPieces = 64;
-  const auto session = std::shared_ptr(a.crumbd.Open("a"));
-  ASSERT_TRUE(session->welcome().error().empty()) << session->welcome().error();
-  ASSERT_TRUE(session->OpenKeyspace("of a").ok());
-  a.attack.contexts.push_back(session->Context());
-  a.attack.kept.push_back(std::shared_ptr(session->stub().Session(a.attack.contexts.back().get())));
-  a.attack.kept.push_back(session);
-  const auto next = std::make_shared<std::atomic<int>>(2'000'000);
-  a.attack.kept.push_back(std::make_shared<Flood>(1, [session, next] {
-    const size_t bytes = session->fragment_bytes();
-    v1::ReserveRequest reserve;
-    reserve.set_count(kPieces);
-    reserve.set_fragment_bytes(bytes);
-    v1::ReserveResponse reserved;
-    session->stub().Reserve(session->Context().get(), reserve, &reserved);
-    v1::CommitRequest commit;
-    commit.set_keyspace(session->keyspace().keyspace());
-    for (const uint64_t offset : reserved.offsets()) {
-      const auto fragment = session->Fragment(TestClient::Key(next->fetch_add(1)), 1);
-      std::copy(fragment.begin(), fragment.end(), session->staging().data() + offset);
-      commit.add_offsets(offset);
-      commit.add_header_offsets(session->tiles_bytes());
     }
     v1::CommitResponse response;
     session->stub().Commit(session->Context().get(), commit, &response);
@@ -391,12 +338,8 @@ std::string Rejected(const std::string& reason) {
   return "crumb_rejected_total{reason=\"" + reason + "\"}";
 }
 
-}  // namespace
-
-void PrintTo(const BudgetRow& row, std::ostream* out) { *out << row.name; }
-
-const std::vector<BudgetRow>& BudgetRows() {
-  static const std::vector<BudgetRow> rows = {
+std::vector<BudgetRow> RowsWithoutSsd() {
+  return {
       {"requests", Rejected("requests"), SilentPuts,
        [](Options& options) {
          options.limits.requests_max = 256;
@@ -428,12 +371,6 @@ const std::vector<BudgetRow>& BudgetRows() {
        }},
       {"commit_queue", Rejected("commit_queue"), FloodCommits, SmallQueues},
       {"control_queue", Rejected("control_queue"), FloodControl, SmallQueues},
-      {"durable_waits", "crumb_notices_dropped_total", CommitWithoutEnd,
-       [](Options& options) {
-         options.store.ssd.path = options.listen.socket_dir + "/data";
-         options.store.ssd.bytes_max = ByteSize{64 << 20};
-         options.limits.durable_waits_max = 8;
-       }},
       {"connections", Rejected("connections"), OpenConnections,
        [](Options& options) {
          options.listen.tcp = "127.0.0.1:0";
@@ -449,6 +386,19 @@ const std::vector<BudgetRow>& BudgetRows() {
       {"device_slots", Rejected("device_tenant"), OfferSlots,
        [](Options& options) { options.device_pools.slots_max = 64 * 1024; }},
   };
+}
+
+}  // namespace
+
+void PrintTo(const BudgetRow& row, std::ostream* out) { *out << row.name; }
+
+const std::vector<BudgetRow>& BudgetRows() {
+  static const std::vector<BudgetRow> rows = [] {
+    std::vector<BudgetRow> all = RowsWithoutSsd();
+    const std::vector<BudgetRow> ssd = SsdBudgetRows();
+    all.insert(all.end(), ssd.begin(), ssd.end());
+    return all;
+  }();
   return rows;
 }
 

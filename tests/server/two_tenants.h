@@ -72,9 +72,13 @@ struct BudgetRow {
   std::string limit_reached;  // the series that rises when the attack reaches its limit
   std::function<void(const Attacker&)> take;
   std::function<void(Options&)> change = [](Options&) {};
+  // The SSD has room for every page, so that none of the other tenant's is ever missing.
+  bool keeps_pages = false;
 };
 void PrintTo(const BudgetRow& row, std::ostream* out);
 
 const std::vector<BudgetRow>& BudgetRows();
+// Those among them of the queues in front of the SSD.
+std::vector<BudgetRow> SsdBudgetRows();
 
 }  // namespace crumb::server

@@ -14,14 +14,26 @@ void FaultTier::Set(Fault fault) {
   changed_.NotifyAll();
 }
 
-FaultTier::Fault FaultTier::fault() const {
+void FaultTier::LimitTo(std::optional<KeyspaceId> keyspace) {
   MutexLock lock(&mutex_);
-  return fault_;
+  limited_to_ = keyspace;
+  changed_.NotifyAll();
+}
+
+FaultTier::Fault FaultTier::FaultOf(const KeyspaceId& keyspace) const {
+  return !limited_to_ || *limited_to_ == keyspace ? fault_ : Fault::kNone;
+}
+
+FaultTier::Fault FaultTier::WaitWhile(Fault blocking, const KeyspaceId& keyspace) const {
+  MutexLock lock(&mutex_);
+  while (FaultOf(keyspace) == blocking) changed_.Wait(&mutex_);
+  return FaultOf(keyspace);
 }
 
 std::vector<absl::Status> FaultTier::Put(std::span<const FragmentWrite> fragments) {
   ++puts_;
-  if (fault() == Fault::kPutFails) {
+  for (const FragmentWrite& fragment : fragments) {
+    if (WaitWhile(Fault::kPutBlocks, fragment.meta.keyspace) != Fault::kPutFails) continue;
     return std::vector<absl::Status>(fragments.size(), absl::UnavailableError("fault"));
   }
   std::vector<absl::Status> statuses = inner_->Put(fragments);
@@ -32,17 +44,16 @@ std::vector<absl::Status> FaultTier::Put(std::span<const FragmentWrite> fragment
 }
 
 absl::Status FaultTier::Writable() const {
-  if (fault() == Fault::kPutFails) return absl::UnavailableError("fault");
+  {
+    MutexLock lock(&mutex_);
+    if (fault_ == Fault::kPutFails) return absl::UnavailableError("fault");
+  }
   return inner_->Writable();
 }
 
 absl::Status FaultTier::Get(const FragmentMeta& fragment, std::span<std::byte> room) {
   ++gets_;
-  {
-    MutexLock lock(&mutex_);
-    while (fault_ == Fault::kGetBlocks) changed_.Wait(&mutex_);
-  }
-  const Fault now = fault();
+  const Fault now = WaitWhile(Fault::kGetBlocks, fragment.keyspace);
   if (now == Fault::kGetFails) return absl::UnavailableError("fault");
   CRUMB_RETURN_IF_ERROR(inner_->Get(fragment, room));
   if (now == Fault::kGetFlips) room[fragment.bytes / 2] ^= std::byte{4};

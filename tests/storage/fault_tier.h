@@ -5,6 +5,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -23,11 +24,14 @@ class FaultTier final : public FragmentTier {
     kGetFlips,   // a bit of what was read is another
     kGetShort,   // the end of what was read is missing
     kGetBlocks,  // Get waits until the fault is another
+    kPutBlocks,  // Put waits so
   };
 
   explicit FaultTier(std::unique_ptr<FragmentTier> inner) : inner_(std::move(inner)) {}
 
   void Set(Fault fault);
+  // With a keyspace, faults are those of its fragments only. Affects Get and Put, not Writable.
+  void LimitTo(std::optional<KeyspaceId> keyspace);
   // The next Find calls this first.
   void OnNextFind(std::function<void()> hook) { on_find_.Set(std::move(hook)); }
   // The next Put, or Get, that succeeds calls this before it returns.
@@ -103,7 +107,10 @@ class FaultTier final : public FragmentTier {
     std::function<void()> hook_ ABSL_GUARDED_BY(mutex_);
   };
 
-  Fault fault() const;
+  // The fault that a call on a fragment of the keyspace meets.
+  Fault FaultOf(const KeyspaceId& keyspace) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Waits while it is `blocking`, and returns it then.
+  Fault WaitWhile(Fault blocking, const KeyspaceId& keyspace) const;
 
   mutable Hook on_find_;
   Hook after_put_;
@@ -112,8 +119,9 @@ class FaultTier final : public FragmentTier {
   std::atomic<int> gets_ = 0;
   std::atomic<int> puts_ = 0;
   mutable Mutex mutex_;
-  CondVar changed_;
+  mutable CondVar changed_;
   Fault fault_ ABSL_GUARDED_BY(mutex_) = Fault::kNone;
+  std::optional<KeyspaceId> limited_to_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace crumb::storage

@@ -1,0 +1,102 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// How one tenant takes all it can get of the queues in front of the SSD.
+#include <atomic>
+#include <random>
+
+#include "gtest/gtest.h"
+#include "tests/server/flood.h"
+#include "tests/server/two_tenants.h"
+
+namespace crumb::server {
+namespace {
+
+void UseSsd(Options& options) {
+  options.store.ssd.path = options.listen.socket_dir + "/data";
+  options.store.ssd.bytes_max = ByteSize{uint64_t{256} << 20};
+}
+
+// Commits of a session whose stream waits for notices, faster than pages become durable.
+void CommitWithoutEnd(const Attacker& a) {
+  constexpr int kPieces = 64;
+  const auto session = std::shared_ptr(a.crumbd.Open("a"));
+  ASSERT_TRUE(session->welcome().error().empty()) << session->welcome().error();
+  ASSERT_TRUE(session->OpenKeyspace("of a").ok());
+  a.attack.contexts.push_back(session->Context());
+  a.attack.kept.push_back(std::shared_ptr(session->stub().Session(a.attack.contexts.back().get())));
+  a.attack.kept.push_back(session);
+  const auto next = std::make_shared<std::atomic<int>>(2'000'000);
+  a.attack.kept.push_back(std::make_shared<Flood>(1, [session, next] {
+    const size_t bytes = session->fragment_bytes();
+    v1::ReserveRequest reserve;
+    reserve.set_count(kPieces);
+    reserve.set_fragment_bytes(bytes);
+    v1::ReserveResponse reserved;
+    session->stub().Reserve(session->Context().get(), reserve, &reserved);
+    v1::CommitRequest commit;
+    commit.set_keyspace(session->keyspace().keyspace());
+    for (const uint64_t offset : reserved.offsets()) {
+      const auto fragment = session->Fragment(TestClient::Key(next->fetch_add(1)), 1);
+      std::copy(fragment.begin(), fragment.end(), session->staging().data() + offset);
+      commit.add_offsets(offset);
+      commit.add_header_offsets(session->tiles_bytes());
+    }
+    v1::CommitResponse response;
+    session->stub().Commit(session->Context().get(), commit, &response);
+  }));
+}
+
+// Acquires of pages that are on the SSD, more at a time than its queue has places. They are twice
+// what host memory has room for, and are named in random order, so that most of them are not there.
+void ReadWithoutEnd(const Attacker& a) {
+  constexpr int kFirst = 8'000'000;
+  constexpr int kPages = 2'600;
+  constexpr int kBatch = 100;
+  constexpr int kPagesOfCall = 32;
+  for (int first = kFirst; first < kFirst + kPages; first += kBatch) {
+    std::vector<std::vector<std::byte>> fragments;
+    for (int page = first; page < first + kBatch; ++page) {
+      fragments.push_back(a.session.Fragment(TestClient::Key(page), 1));
+    }
+    v1::PutResponse response;
+    ASSERT_TRUE(a.session.Put(fragments, &response).ok());
+  }
+  const auto session = std::shared_ptr(a.crumbd.Open("a"));
+  ASSERT_TRUE(session->welcome().error().empty()) << session->welcome().error();
+  ASSERT_TRUE(session->OpenKeyspace("of a").ok());
+  a.attack.kept.push_back(session);
+  a.attack.kept.push_back(std::make_shared<Flood>(kFloodThreads, [session] {
+    thread_local std::minstd_rand random(std::random_device{}());
+    const int first = kFirst + static_cast<int>(random() % (kPages - kPagesOfCall));
+    v1::AcquireResponse response;
+    session->Acquire(TestClient::Keys(first, kPagesOfCall), &response);
+    if (response.lease() != 0) session->Release(response.lease());
+  }));
+}
+
+}  // namespace
+
+std::vector<BudgetRow> SsdBudgetRows() {
+  return {
+      {.name = "durable_waits",
+       .limit_reached = "crumb_notices_dropped_total",
+       .take = CommitWithoutEnd,
+       .change =
+           [](Options& options) {
+             UseSsd(options);
+             options.limits.durable_waits_max = 8;
+           }},
+      {.name = "ssd_reads",
+       .limit_reached = "crumb_ssd_reads_refused_total",
+       .take = ReadWithoutEnd,
+       .change =
+           [](Options& options) {
+             UseSsd(options);
+             options.store.ssd.io_threads = 2;
+             options.store.ssd.read_queue_pages_max = 4;
+           },
+       .keeps_pages = true},
+  };
+}
+
+}  // namespace crumb::server
