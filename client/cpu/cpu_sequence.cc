@@ -242,50 +242,43 @@ absl::Status CpuSequence::Attend(int layer, int tokens, const Bf16* q, float* ou
                                          " without their Append");
   }
   if (parts_.watch.enabled()) queries_.Hold(layer, tokens, q);
-  if (!InPrompt()) {
-    return AttendPart(layer, 0, tokens, parts_.rule.HistoryEnd(log_.length() + 1), q, out);
-  }
-  for (int first = 0; first < tokens;) {
-    const int position = log_.length() + first;
-    const int block_end = parts_.rule.BlockBegin(position) + parts_.rule.prefill_block;
-    const int last = std::min(tokens, block_end - log_.length());
-    CRUMB_RETURN_IF_ERROR(
-        AttendPart(layer, first, last, parts_.rule.PromptHistoryEnd(position, log_.hit()), q, out));
-    first = last;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CpuSequence::AttendPart(int layer, int first, int last, int history_end, const Bf16* q,
-                                     float* out) {
-  const int64_t skip = int64_t{first} * parts_.options.own_q_heads() * parts_.options.head_dim;
-  const int end = log_.length() + last;
-  addresses_.clear();
-  for (int page = 1; page < history_end / kPageTokens; ++page) {
-    addresses_.push_back(reinterpret_cast<uint64_t>(pages_[page]->layer(layer)));
-  }
+  const Page& sink = *pages_[0];
   AttentionCall call;
   call.layer = layer;
-  call.q_tokens = last - first;
-  call.q = q + skip;
-  call.out = out + skip;
-  const Page& sink = *pages_[0];
-  const int64_t dim = parts_.options.head_dim;
-  call.sink.k = reinterpret_cast<const Bf16*>(sink.layer(layer));
-  call.sink.v = call.sink.k + kPageTokens * dim;
-  call.sink.head_stride = static_cast<int64_t>(sink.tile_bytes / sizeof(Bf16));
-  call.sink.token_stride = dim;
-  call.sink_tokens = std::min(kPageTokens, end);
-  call.pages = addresses_;
   call.history_format = keyspace_->history_format;
+  call.sink.k = reinterpret_cast<const Bf16*>(sink.layer(layer));
+  call.sink.token_stride = parts_.options.head_dim;
+  call.sink.v = call.sink.k + kPageTokens * call.sink.token_stride;
+  call.sink.head_stride = static_cast<int64_t>(sink.tile_bytes / sizeof(Bf16));
   call.recent = {.k = rows_.k(layer),
                  .v = rows_.v(layer),
                  .head_stride = rows_.head_stride(),
                  .token_stride = rows_.token_stride()};
-  call.recent_begin = rows_.capacity() == 0 ? 0 : rows_.slot(history_end);
   call.recent_capacity = rows_.capacity();
-  call.recent_tokens = std::max(0, end - history_end);
-  return parts_.backend.Attend(call);
+  const int64_t token_elements = int64_t{parts_.options.own_q_heads()} * parts_.options.head_dim;
+  // Tokens of a prompt attend the history before their own prefill block, so that the tokens of
+  // each block are attended by a call of their own.
+  for (int first = 0, last = 0; first < tokens; first = last) {
+    const int position = log_.length() + first;
+    const int block_end = parts_.rule.BlockBegin(position) + parts_.rule.prefill_block;
+    last = InPrompt() ? std::min(tokens, block_end - log_.length()) : tokens;
+    const int history_end = InPrompt() ? parts_.rule.PromptHistoryEnd(position, log_.hit())
+                                       : parts_.rule.HistoryEnd(log_.length() + 1);
+    const int end = log_.length() + last;
+    addresses_.clear();
+    for (int page = 1; page < history_end / kPageTokens; ++page) {
+      addresses_.push_back(reinterpret_cast<uint64_t>(pages_[page]->layer(layer)));
+    }
+    call.q_tokens = last - first;
+    call.q = q + first * token_elements;
+    call.out = out + first * token_elements;
+    call.sink_tokens = std::min(kPageTokens, end);
+    call.pages = addresses_;
+    call.recent_begin = rows_.capacity() == 0 ? 0 : rows_.slot(history_end);
+    call.recent_tokens = std::max(0, end - history_end);
+    CRUMB_RETURN_IF_ERROR(parts_.backend.Attend(call));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CpuSequence::CheckAdvance(std::span<const int32_t> tokens) const {
@@ -308,7 +301,7 @@ absl::Status CpuSequence::Advance(std::span<const int32_t> tokens) {
   CRUMB_RETURN_IF_ERROR(CheckAdvance(tokens));
   DropFresh(tokens);
   const int page_end = InPrompt() ? 0 : parts_.rule.HistoryEnd(log_.length()) / kPageTokens;
-  return StoreAndComplete(page_end);
+  return CompletePages(page_end);
 }
 
 // Ends the pass with the accepted tokens. Pages stored behind them are invalid.
@@ -326,21 +319,14 @@ void CpuSequence::DropFresh(std::span<const int32_t> accepted) {
   for (size_t page = full; page < own_.size(); ++page) own_[page]->finite = true;
 }
 
-absl::Status CpuSequence::StoreAndComplete(int page_end) {
+absl::Status CpuSequence::CompletePages(int page_end) {
   // A page for which there is no memory now is stored by a later call; its rows stay until then.
   const absl::Status reserved = ReservePages(page_end);
-  const int store_end = std::min(page_end, static_cast<int>(pages_.size()));
-  StoreLayers(0, parts_.options.own_layers(), store_end);
-  CompletePages();
-  PublishPages();
-  return reserved;
-}
-
-void CpuSequence::CompletePages() {
+  StoreLayers(0, parts_.options.own_layers(), std::min(page_end, static_cast<int>(pages_.size())));
   int stored = layers_.front().stored_pages;
   for (const LayerState& layer : layers_) stored = std::min(stored, layer.stored_pages);
-  const int end = std::min(stored, log_.length() / kPageTokens);
-  for (; complete_pages_ < end; ++complete_pages_) {
+  const int complete = std::min(stored, log_.length() / kPageTokens);
+  for (; complete_pages_ < complete; ++complete_pages_) {
     const int index = complete_pages_;
     std::shared_ptr<Page> page = std::move(own_[index]);
     log_.Identify(index, *page);
@@ -357,22 +343,22 @@ void CpuSequence::CompletePages() {
     }
     pages_[index] = index >= damaged_page_ ? std::move(page) : parts_.table.Share(std::move(page));
   }
-}
-
-void CpuSequence::PublishPages() {
-  if (!Publishes()) return;
-  int end = std::min(complete_pages_, damaged_page_);
-  if (options_.publish == Publish::kPrompt) end = std::min(end, log_.prompt() / kPageTokens);
-  for (; published_pages_ < end; ++published_pages_) {
+  if (!Publishes()) return reserved;
+  int published = std::min(complete_pages_, damaged_page_);
+  if (options_.publish == Publish::kPrompt) {
+    published = std::min(published, log_.prompt() / kPageTokens);
+  }
+  for (; published_pages_ < published; ++published_pages_) {
     parts_.publisher.Publish(keyspace_, pages_[published_pages_]);
   }
+  return reserved;
 }
 
 absl::Status CpuSequence::Finish() {
   if (finished_) return absl::FailedPreconditionError("the sequence was finished");
   DropFresh({});
   const int page_end = Publishes() ? log_.length() / kPageTokens : 0;
-  const absl::Status status = StoreAndComplete(page_end);
+  const absl::Status status = CompletePages(page_end);
   finished_ = true;
   lease_.reset();
   pages_.clear();

@@ -81,12 +81,10 @@ class CpuSequence final : public Sequence {
   void WriteSink(int layer, int tokens, const kernels::Bf16* k, const kernels::Bf16* v);
   void StoreLayers(int layer_begin, int layer_end, int page_end);
   void MeasureStored(int page, int layer_begin, int layer_end);
-  absl::Status AttendPart(int layer, int first, int last, int history_end, const kernels::Bf16* q,
-                          float* out);
   void DropFresh(std::span<const int32_t> accepted);
-  absl::Status StoreAndComplete(int page_end);
-  void CompletePages();
-  void PublishPages();
+  // Stores the windows of pages before `page_end` that are not stored yet, completes pages whose
+  // layers are all stored, and publishes those.
+  absl::Status CompletePages(int page_end);
   int HistoryEndNow() const;
   int RowsBegin() const;
   absl::Status ResizeRows(int tokens);

@@ -20,39 +20,36 @@ absl::StatusOr<std::unique_ptr<CpuWorker>> CpuWorker::Create(const WorkerOptions
   CRUMB_ASSIGN_OR_RETURN(
       worker->starter_,
       SequenceStarter::Create(worker->options_, client, worker->reader_, nullptr, nullptr));
+  SequenceStarter& starter = *worker->starter_;
+  worker->parts_.emplace(CpuSequenceParts{.options = worker->options_,
+                                          .rule = starter.rule(),
+                                          .backend = worker->backend_,
+                                          .pool = starter.pool(),
+                                          .table = starter.table(),
+                                          .publisher = starter.publisher(),
+                                          .watch = starter.watch(),
+                                          .tally = starter.tally()});
   return worker;
-}
-
-std::unique_ptr<Sequence> CpuWorker::MakeSequence(const SequenceOptions& options,
-                                                  SequenceStart start) {
-  const CpuSequenceParts parts{.options = options_,
-                               .rule = starter_->rule(),
-                               .backend = backend_,
-                               .pool = starter_->pool(),
-                               .table = starter_->table(),
-                               .publisher = starter_->publisher(),
-                               .watch = starter_->watch(),
-                               .tally = starter_->tally()};
-  return std::make_unique<CpuSequence>(parts, options, std::move(start));
 }
 
 absl::StatusOr<std::unique_ptr<Sequence>> CpuWorker::Begin(std::span<const int32_t> tokens,
                                                            const SequenceOptions& options) {
   CRUMB_ASSIGN_OR_RETURN(SequenceStart start, starter_->Begin(tokens, options));
-  return MakeSequence(options, std::move(start));
+  return std::make_unique<CpuSequence>(*parts_, options, std::move(start));
 }
 
 absl::StatusOr<LedSequence> CpuWorker::Lead(std::span<const int32_t> tokens,
                                             const SequenceOptions& options) {
   CRUMB_ASSIGN_OR_RETURN(LedStart led, starter_->Lead(tokens, options));
-  return LedSequence{MakeSequence(options, std::move(led.start)), std::move(led.token)};
+  return LedSequence{std::make_unique<CpuSequence>(*parts_, options, std::move(led.start)),
+                     std::move(led.token)};
 }
 
 absl::StatusOr<std::unique_ptr<Sequence>> CpuWorker::Follow(std::string_view token,
                                                             std::span<const int32_t> tokens,
                                                             const SequenceOptions& options) {
   CRUMB_ASSIGN_OR_RETURN(SequenceStart start, starter_->Follow(token, tokens, options));
-  return MakeSequence(options, std::move(start));
+  return std::make_unique<CpuSequence>(*parts_, options, std::move(start));
 }
 
 }  // namespace crumb::client

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -35,12 +36,12 @@ class CpuWorker final : public Worker {
 
  private:
   explicit CpuWorker(const WorkerOptions& options) : options_(options), backend_(options_) {}
-  std::unique_ptr<Sequence> MakeSequence(const SequenceOptions& options, SequenceStart start);
 
   const WorkerOptions options_;
   const CpuBackend backend_;
   HostPageReader reader_;
   std::unique_ptr<SequenceStarter> starter_;  // its thread uses everything above
+  std::optional<CpuSequenceParts> parts_;     // set by Create
 };
 
 }  // namespace crumb::client

@@ -74,8 +74,7 @@ class GpuBatch final : public DeviceBatch {
   absl::Status HoldQueries(int layer, const void* q) const;
   PassTables::SequenceRow RowOf(const GpuSequence& sequence) const;
   absl::Status AppendPrompt(int layer, const void* k, const void* v);
-  absl::Status AttendDecode(int layer, const void* q, void* out, const float* offsets);
-  absl::Status AttendPrompt(int layer, const void* q, void* out, const float* offsets);
+  absl::Status AttendPrompt(int layer, const void* q, void* out);
   // Sets the inputs that decode and prefill attention have in common.
   void SetInputs(int layer, const float* offsets, kernels::cuda::AttentionInputs* params) const;
   absl::StatusOr<const float*> Offsets(int layer, const void* q);

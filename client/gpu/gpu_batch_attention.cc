@@ -88,16 +88,17 @@ absl::StatusOr<const float*> GpuBatch::Offsets(int layer, const void* q) {
 }
 
 absl::Status GpuBatch::Attend(int layer, const void* q, void* out) {
-  if (prompt()) {
-    for (const GpuSequence* sequence : entries_) {
-      for (const auto& load : sequence->loads) {
-        CRUMB_RETURN_IF_ERROR(load->MakeWait(options_.stream, layer));
-      }
-    }
-    CRUMB_RETURN_IF_ERROR(HoldQueries(layer, q));
-  }
+  if (prompt()) return AttendPrompt(layer, q, out);
   CRUMB_ASSIGN_OR_RETURN(const float* offsets, Offsets(layer, q));
-  return prompt() ? AttendPrompt(layer, q, out, offsets) : AttendDecode(layer, q, out, offsets);
+  kernels::cuda::DecodeAttentionParams params;
+  SetInputs(layer, offsets, &params);
+  params.shape = DecodeShape();
+  params.lengths = tables_->lengths();
+  params.q = q;
+  params.out = out;
+  params.plan = reinterpret_cast<const void*>(plan_.get());
+  params.workspace = reinterpret_cast<void*>(workspace_.get());
+  return parts_.device.kernels().Decode(params, options_.stream);
 }
 
 void GpuBatch::SetInputs(int layer, const float* offsets,
@@ -122,19 +123,14 @@ void GpuBatch::SetInputs(int layer, const float* offsets,
   params->soft_cap = parts_.options.soft_cap;
 }
 
-absl::Status GpuBatch::AttendDecode(int layer, const void* q, void* out, const float* offsets) {
-  kernels::cuda::DecodeAttentionParams params;
-  SetInputs(layer, offsets, &params);
-  params.shape = DecodeShape();
-  params.lengths = tables_->lengths();
-  params.q = q;
-  params.out = out;
-  params.plan = reinterpret_cast<const void*>(plan_.get());
-  params.workspace = reinterpret_cast<void*>(workspace_.get());
-  return parts_.device.kernels().Decode(params, options_.stream);
-}
-
-absl::Status GpuBatch::AttendPrompt(int layer, const void* q, void* out, const float* offsets) {
+absl::Status GpuBatch::AttendPrompt(int layer, const void* q, void* out) {
+  for (const GpuSequence* sequence : entries_) {
+    for (const auto& load : sequence->loads) {
+      CRUMB_RETURN_IF_ERROR(load->MakeWait(options_.stream, layer));
+    }
+  }
+  CRUMB_RETURN_IF_ERROR(HoldQueries(layer, q));
+  CRUMB_ASSIGN_OR_RETURN(const float* offsets, Offsets(layer, q));
   const DeviceGeometry& g = parts_.geometry;
   kernels::cuda::PrefillAttentionParams params;
   SetInputs(layer, offsets, &params);

@@ -77,16 +77,35 @@ TileRange WorkerPools::FirstSums() const {
 HeldPages WorkerPools::Hold(Fragments fragments, const std::shared_ptr<const Lease>& lease) {
   HeldPages held;
   held.pages.reserve(fragments.size());
-  while (held.status.ok() && held.pages.size() < fragments.size()) {
+  while (held.pages.size() < fragments.size()) {
     const Fragments rest = fragments.subspan(held.pages.size());
-    const FragmentHeader& first = *rest.front()->shape;
-    const bool sink = first.format == PageFormat::kBf16;
-    if (const size_t own = OwnRun(rest); own > 0) {
-      held.status = HoldOwn(rest.first(own), lease, PoolOf(own_, first),
-                            sink ? sink_slots_ : page_slots_, &held.pages);
+    const Fragments own = rest.first(OwnRun(rest));
+    if (own.empty()) {
+      held.status = HoldElsewhere(rest, lease, &held.pages);
+      if (!held.status.ok()) return held;
       continue;
     }
-    held.status = HoldElsewhere(rest, lease, &held.pages);
+    const PageFormat format = own.front()->shape->format;
+    auto in_pool = PoolOf(own_, format).Hold(own, lease);
+    held.status = in_pool.status();
+    if (!held.status.ok()) return held;
+    std::vector<SlotRef> taken;
+    taken.reserve(own.size());
+    for (size_t i = 0; i < own.size(); ++i) {
+      const int skipped = options_.own_tiles().layers.begin - own[i]->shape->range.layers.begin;
+      const DeviceAddress address =
+          (*in_pool)[i]->address() + geometry_.layer_stride(format) * skipped;
+      taken.push_back({address, std::move((*in_pool)[i])});
+    }
+    SlotPool& slots = format == PageFormat::kBf16 ? sink_slots_ : page_slots_;
+    SlotPool::Slots adopted = slots.Adopt(std::move(taken));
+    RunAllocator<DevicePage> run;
+    for (size_t i = 0; i < adopted.size(); ++i) {
+      auto page = geometry_.NewPage(format, std::move(adopted[i]), run);
+      page->placed = true;
+      page->over_int2_prefix = own[i]->shape->over_int2_prefix;
+      held.pages.push_back(std::move(page));
+    }
   }
   return held;
 }
@@ -106,29 +125,6 @@ size_t WorkerPools::OwnRun(Fragments fragments) const {
   };
   const Fragments run = fragments.first(std::min(fragments.size(), kRunPages));
   return static_cast<size_t>(std::find_if_not(run.begin(), run.end(), attended) - run.begin());
-}
-
-absl::Status WorkerPools::HoldOwn(Fragments fragments, const std::shared_ptr<const Lease>& lease,
-                                  DevicePool& pool, SlotPool& slots,
-                                  std::vector<std::shared_ptr<Page>>* held) const {
-  CRUMB_ASSIGN_OR_RETURN(auto in_pool, pool.Hold(fragments, lease));
-  const PageFormat format = fragments.front()->shape->format;
-  std::vector<SlotRef> taken;
-  taken.reserve(in_pool.size());
-  for (size_t i = 0; i < in_pool.size(); ++i) {
-    const int skipped = options_.own_tiles().layers.begin - fragments[i]->shape->range.layers.begin;
-    const DeviceAddress address = in_pool[i]->address() + geometry_.layer_stride(format) * skipped;
-    taken.push_back({address, std::move(in_pool[i])});
-  }
-  SlotPool::Slots adopted = slots.Adopt(std::move(taken));
-  RunAllocator<DevicePage> run;
-  for (size_t i = 0; i < adopted.size(); ++i) {
-    auto page = geometry_.NewPage(format, std::move(adopted[i]), run);
-    page->placed = true;
-    page->over_int2_prefix = fragments[i]->shape->over_int2_prefix;
-    held->push_back(std::move(page));
-  }
-  return absl::OkStatus();
 }
 
 // Holds pages that have to be copied: the leading fragments that lie in one pool and have one

@@ -91,9 +91,6 @@ class WorkerPools final : public SharedPages {
                                Duration timeout) const;
   TileRange FirstSums() const;
   size_t OwnRun(Fragments fragments) const;
-  absl::Status HoldOwn(Fragments fragments, const std::shared_ptr<const Lease>& lease,
-                       DevicePool& pool, SlotPool& slots,
-                       std::vector<std::shared_ptr<Page>>* held) const;
   absl::Status HoldElsewhere(Fragments fragments, const std::shared_ptr<const Lease>& lease,
                              std::vector<std::shared_ptr<Page>>* held) const;
   void FillForCopy(const DeviceFragment& fragment, const std::shared_ptr<const DeviceSlot>& slot,

@@ -32,12 +32,29 @@ uint64_t MicrosecondsLeft(TimePoint deadline) {
          static_cast<uint64_t>(left.tv_nsec) / 1000;
 }
 
+// Returns whether crumbd serves a call of this size over the socket.
+bool Fits(const v1::SocketCall& call) {
+  switch (call.call_case()) {
+    case v1::SocketCall::kAcquire:
+      return call.acquire().ByteSizeLong() <= kRequestBytesMax;
+    case v1::SocketCall::kReserve:
+      return call.reserve().count() <= kCallFragmentsMax &&
+             call.reserve().keys().size() <= kCallFragmentsMax * sizeof(PageKey) &&
+             call.reserve().pool().empty();
+    case v1::SocketCall::kCommit:
+      return call.commit().offsets_size() <= kCallFragmentsMax && call.commit().pool().empty();
+    case v1::SocketCall::CALL_NOT_SET:
+      break;
+  }
+  return false;
+}
+
 }  // namespace
 
 class CallSocket::SocketCall final : public PendingCall {
  public:
-  SocketCall(CallSocket& socket, uint64_t number, TimePoint deadline, Receiver receiver)
-      : socket_(socket), number_(number), deadline_(deadline), receiver_(std::move(receiver)) {}
+  SocketCall(CallSocket& socket, uint64_t number, TimePoint deadline, v1::SocketAnswer* answer)
+      : socket_(socket), number_(number), deadline_(deadline), answer_(answer) {}
   ~SocketCall() override {
     if (!ended_) socket_.NoteEnded();
   }
@@ -52,13 +69,11 @@ class CallSocket::SocketCall final : public PendingCall {
 
  private:
   bool Look(TimePoint until) {
-    v1::SocketAnswer answer;
-    absl::Status received = socket_.Receive(number_, until, &answer);
+    absl::Status received = socket_.Receive(number_, until, answer_);
     if (absl::IsDeadlineExceeded(received)) return false;
-    if (received.ok() && answer.code() != 0) {
-      received = absl::Status(static_cast<absl::StatusCode>(answer.code()), answer.error());
+    if (received.ok() && answer_->code() != 0) {
+      received = absl::Status(static_cast<absl::StatusCode>(answer_->code()), answer_->error());
     }
-    if (received.ok()) receiver_(answer);
     Take(std::move(received));
     return true;
   }
@@ -72,7 +87,7 @@ class CallSocket::SocketCall final : public PendingCall {
   CallSocket& socket_;
   const uint64_t number_;
   const TimePoint deadline_;
-  const Receiver receiver_;
+  v1::SocketAnswer* const answer_;
   bool ended_ = false;
   absl::Status status_;
 };
@@ -84,62 +99,18 @@ bool CallSocket::Begin() {
   return true;
 }
 
-std::unique_ptr<PendingCall> CallSocket::Start(const v1::AcquireRequest& request,
-                                               TimePoint deadline, v1::AcquireResponse* response,
-                                               ResponseFlags* flags) {
-  if (request.ByteSizeLong() > kRequestBytesMax || !Begin()) return nullptr;
-  v1::SocketCall call;
-  // The message borrows the request instead of copying it.
-  call.unsafe_arena_set_allocated_acquire(const_cast<v1::AcquireRequest*>(&request));
-  auto pending =
-      Send(call, request.request(), deadline, [response, flags](v1::SocketAnswer& answer) {
-        response->Swap(answer.mutable_acquire());
-        flags->fragments_apart = answer.fragments_apart();
-      });
-  call.unsafe_arena_release_acquire();
-  return pending;
-}
-
-std::unique_ptr<PendingCall> CallSocket::Start(const v1::ReserveRequest& request,
-                                               TimePoint deadline, v1::ReserveResponse* response) {
-  const bool small = request.count() <= kCallFragmentsMax &&
-                     request.keys().size() <= kCallFragmentsMax * sizeof(PageKey);
-  if (!small || !request.pool().empty() || !Begin()) return nullptr;
-  v1::SocketCall call;
-  call.set_request(NextNumber());
-  call.unsafe_arena_set_allocated_reserve(const_cast<v1::ReserveRequest*>(&request));
-  auto pending = Send(call, call.request(), deadline, [response](v1::SocketAnswer& answer) {
-    response->Swap(answer.mutable_reserve());
-  });
-  call.unsafe_arena_release_reserve();
-  return pending;
-}
-
-std::unique_ptr<PendingCall> CallSocket::Start(const v1::CommitRequest& request, TimePoint deadline,
-                                               v1::CommitResponse* response) {
-  const bool small = request.offsets_size() <= kCallFragmentsMax;
-  if (!small || !request.pool().empty() || !Begin()) return nullptr;
-  v1::SocketCall call;
-  call.set_request(NextNumber());
-  call.unsafe_arena_set_allocated_commit(const_cast<v1::CommitRequest*>(&request));
-  auto pending = Send(call, call.request(), deadline, [response](v1::SocketAnswer& answer) {
-    response->Swap(answer.mutable_commit());
-  });
-  call.unsafe_arena_release_commit();
-  return pending;
-}
-
-std::unique_ptr<PendingCall> CallSocket::Send(v1::SocketCall& call, uint64_t number,
-                                              TimePoint deadline, Receiver receiver) {
+std::unique_ptr<PendingCall> CallSocket::Start(v1::SocketCall& call, TimePoint deadline,
+                                               v1::SocketAnswer* answer) {
+  if (!Fits(call) || !Begin()) return nullptr;
+  if (!call.has_acquire()) call.set_request(++last_number_);
+  const uint64_t number = call.has_acquire() ? call.acquire().request() : call.request();
   call.set_timeout_us(MicrosecondsLeft(deadline));
   call.SerializeToString(&sent_);
   ssize_t sent;
   do {
     sent = ::send(socket_.get(), sent_.data(), sent_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
-  if (sent >= 0) {
-    return std::make_unique<SocketCall>(*this, number, deadline, std::move(receiver));
-  }
+  if (sent >= 0) return std::make_unique<SocketCall>(*this, number, deadline, answer);
   if (errno == EPIPE || errno == ECONNRESET) NoteClosed();
   NoteEnded();
   return nullptr;

@@ -5,32 +5,9 @@
 #include <algorithm>
 
 #include "common/fragment_header_view.h"
-#include "common/status_macros.h"
 
 namespace crumb::client {
 namespace {
-
-absl::StatusOr<LeasedFragment> ReadOne(const Connection& connection, const v1::Fragments& at,
-                                       int index) {
-  CRUMB_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes,
-                         connection.SlabBytes(at.slabs(index), at.offsets(index)));
-  const size_t tiles_bytes = at.header_offsets(index);
-  if (tiles_bytes > bytes.size()) return absl::DataLossError("a header lies outside its slab");
-  LeasedFragment fragment;
-  fragment.page = static_cast<int>(at.pages(index));
-  CRUMB_ASSIGN_OR_RETURN(FragmentHeaderView view, ViewFragmentHeader(bytes.subspan(tiles_bytes)));
-  fragment.header = std::move(view.header);
-  fragment.tile_sums = view.tile_sums;
-  fragment.tiles = bytes.first(tiles_bytes);
-  if (FragmentTilesBytes(fragment.header.range.tiles(), fragment.header.tile_bytes) !=
-      tiles_bytes) {
-    return absl::DataLossError("a fragment's size differs from its header's");
-  }
-  if (reinterpret_cast<uintptr_t>(bytes.data()) % kTileAlignment != 0) {
-    return absl::DataLossError("a fragment is not aligned");
-  }
-  return fragment;
-}
 
 bool WellFormed(const v1::Fragments& at) {
   const int count = at.pages_size();
@@ -127,13 +104,28 @@ MissReason ReadDeviceOne(const AcquireRequest& request, const DeviceFragmentStor
                                                           : MissReason::kGeneration;
 }
 
-MissReason Check(const LeasedFragment& fragment, const AcquireRequest& request, bool verify) {
+// Reads fragment `index` of the response and checks it; with `verify` its tiles, too.
+MissReason ReadOne(const Connection& connection, const AcquireRequest& request,
+                   const v1::Fragments& at, int index, bool verify, LeasedFragment& fragment) {
+  const auto bytes = connection.SlabBytes(at.slabs(index), at.offsets(index));
+  const size_t tiles_bytes = at.header_offsets(index);
+  const bool placed = bytes.ok() && tiles_bytes <= bytes->size() &&
+                      reinterpret_cast<uintptr_t>(bytes->data()) % kTileAlignment == 0;
+  if (!placed) return MissReason::kCorrupt;
+  absl::StatusOr<FragmentHeaderView> view = ViewFragmentHeader(bytes->subspan(tiles_bytes));
+  if (!view.ok() ||
+      FragmentTilesBytes(view->header.range.tiles(), view->header.tile_bytes) != tiles_bytes) {
+    return MissReason::kCorrupt;
+  }
+  fragment.page = static_cast<int>(at.pages(index));
+  fragment.header = std::move(view->header);
+  fragment.tile_sums = view->tile_sums;
+  fragment.tiles = bytes->first(tiles_bytes);
   const MissReason identity =
       CheckIdentity(fragment.header, request.keyspace, request.keys[fragment.page]);
   if (identity != MissReason::kNone) return identity;
   if (fragment.header.generation != request.generation) return MissReason::kGeneration;
-  if (verify && !fragment.VerifyTiles().ok()) return MissReason::kCorrupt;
-  return MissReason::kNone;
+  return verify && !fragment.VerifyTiles().ok() ? MissReason::kCorrupt : MissReason::kNone;
 }
 
 }  // namespace
@@ -169,12 +161,10 @@ ReadFragments ReadAcquireResponse(const Connection& connection, const AcquireReq
     const size_t device_first = read.device_fragments.size();
     int covered = 0;
     for (; index < at.pages_size() && static_cast<int>(at.pages(index)) == page; ++index) {
-      absl::StatusOr<LeasedFragment> fragment = ReadOne(connection, at, index);
-      read.miss_reason =
-          fragment.ok() ? Check(*fragment, request, verify(page)) : MissReason::kCorrupt;
+      LeasedFragment& fragment = read.fragments.emplace_back();
+      read.miss_reason = ReadOne(connection, request, at, index, verify(page), fragment);
       if (read.miss_reason != MissReason::kNone) break;
-      covered += needed.has_value() ? Intersect(fragment->header.range, *needed).tiles() : 0;
-      read.fragments.push_back(*std::move(fragment));
+      covered += needed.has_value() ? Intersect(fragment.header.range, *needed).tiles() : 0;
     }
     for (; read.miss_reason == MissReason::kNone && device_index < on_device.pages_size() &&
            static_cast<int>(on_device.pages(device_index)) == page;

@@ -1,6 +1,8 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "client/rpc/remote_calls.h"
+// Acquire, Reserve and Commit of RemoteClient: over a connection's call sockets, or over gRPC if
+// the connection has none, another call is in flight there, or the call is too large for it.
+// remote_client.cc has the other functions.
 
 #include <algorithm>
 #include <utility>
@@ -8,6 +10,7 @@
 
 #include "client/rpc/call_socket.h"
 #include "client/rpc/fragment_reader.h"
+#include "client/rpc/remote_client.h"
 #include "client/rpc/wire.h"
 #include "common/status_macros.h"
 
@@ -30,26 +33,46 @@ class LeaseHold {
   const uint64_t lease_;
 };
 
-// An Acquire over one connection.
+void FillRequest(const AcquireRequest& request, uint64_t number, v1::AcquireRequest& wire) {
+  wire.set_keyspace(ToBytes(request.keyspace));
+  wire.set_keys(ToBytes(request.keys));
+  wire.set_first_page(request.first_page);
+  if (request.first_page > 0) wire.set_run(std::string(request.run.view()));
+  if (request.range.has_value()) *wire.mutable_range() = ToWire(*request.range);
+  wire.set_wait_ms(request.wait_for_lower_tiers ? WaitMs(request.timeout) : 0);
+  wire.set_window_tokens(request.window_tokens);
+  wire.set_lease(request.lease);
+  for (const PoolId& pool : request.pools) wire.add_pools(pool.ToBytes());
+  for (const PoolId& pool : request.peers) wire.add_peers(pool.ToBytes());
+  wire.set_device_sums(request.device_sums);
+  if (request.peer_sums.has_value()) *wire.mutable_peer_sums() = ToWire(*request.peer_sums);
+  wire.set_behind_miss(request.behind_miss);
+  wire.set_request(number);
+}
+
+// An Acquire over one connection. Its number identifies the request: if its response is lost, the
+// keeper returns the lease that crumbd may have granted. Of the hit pages, those with index
+// (page + verify_offset) % verify_every == 0 are verified.
 class PendingLease final : public PendingAcquire {
  public:
   // Sends the request.
-  PendingLease(const AcquireRequest& request, v1::AcquireRequest wire,
+  PendingLease(const AcquireRequest& request, uint64_t number,
                std::shared_ptr<ConnectionKeeper> keeper, std::shared_ptr<Connection> connection,
                uint32_t verify_offset)
       : request_(request),
         keeper_(std::move(keeper)),
         connection_(std::move(connection)),
         verify_offset_(verify_offset),
-        wire_(std::move(wire)),
-        number_(wire_.request()),
+        number_(number),
         deadline_(Clock::Real().Now() + request_.timeout) {
+    v1::AcquireRequest& wire = *question_.mutable_acquire();
+    FillRequest(request, number, wire);
     // Checksums of all tiles take megabytes, too many for the call socket.
-    const bool small = (wire_.peers().empty() || wire_.has_peer_sums()) && !wire_.device_sums();
+    const bool small = (wire.peers().empty() || wire.has_peer_sums()) && !wire.device_sums();
     if (small && connection_->calls() != nullptr) {
-      call_ = connection_->calls()->Start(wire_, deadline_, &answer_, &flags_);
+      call_ = connection_->calls()->Start(question_, deadline_, &answer_);
     }
-    if (call_ == nullptr) call_ = StartOverGrpc(&answer_);
+    if (call_ == nullptr) call_ = StartOverGrpc(answer_.mutable_acquire());
   }
   ~PendingLease() override {
     if (call_ == nullptr) return;
@@ -62,7 +85,8 @@ class PendingLease final : public PendingAcquire {
 
  private:
   std::unique_ptr<PendingCall> StartOverGrpc(v1::AcquireResponse* answer) const {
-    return connection_->stub().Start({connection_->token(), deadline_}, wire_, answer);
+    return connection_->stub().Start({connection_->token(), deadline_}, question_.acquire(),
+                                     answer);
   }
   absl::Status BringFragments(std::shared_ptr<void>* hold);
 
@@ -70,36 +94,37 @@ class PendingLease final : public PendingAcquire {
   const std::shared_ptr<ConnectionKeeper> keeper_;
   const std::shared_ptr<Connection> connection_;
   const uint32_t verify_offset_;
-  v1::AcquireRequest wire_;
   const uint64_t number_;
   const TimePoint deadline_;
-  CallSocket::ResponseFlags flags_;
-  v1::AcquireResponse answer_;
+  v1::SocketCall question_;
+  v1::SocketAnswer answer_;
   std::unique_ptr<PendingCall> call_;  // null once finished
 };
 
 // Fetches the fragments of a lease whose first response had none. This grants the lease a second
 // time; `hold` comes to hold both.
 absl::Status PendingLease::BringFragments(std::shared_ptr<void>* hold) {
-  wire_.set_lease(answer_.lease());
+  v1::AcquireResponse& first = *answer_.mutable_acquire();
+  question_.mutable_acquire()->set_lease(first.lease());
   v1::AcquireResponse joined;
   CRUMB_RETURN_IF_ERROR(StartOverGrpc(&joined)->Finish());
   if (joined.lease() == 0) return absl::UnavailableError("crumbd does not know its lease any more");
   using Holds = std::pair<std::shared_ptr<void>, std::shared_ptr<void>>;
   *hold = std::make_shared<Holds>(
       *hold, std::make_shared<LeaseHold>(keeper_, connection_, joined.lease()));
-  answer_.mutable_fragments()->Swap(joined.mutable_fragments());
-  answer_.mutable_device_fragments()->Swap(joined.mutable_device_fragments());
+  first.mutable_fragments()->Swap(joined.mutable_fragments());
+  first.mutable_device_fragments()->Swap(joined.mutable_device_fragments());
   return absl::OkStatus();
 }
 
 absl::StatusOr<AcquireResult> PendingLease::Finish() {
   absl::Status status = std::exchange(call_, nullptr)->Finish();
+  v1::AcquireResponse& answer = *answer_.mutable_acquire();
   std::shared_ptr<void> hold;
-  if (status.ok() && answer_.lease() != 0) {
-    hold = std::make_shared<LeaseHold>(keeper_, connection_, answer_.lease());
+  if (status.ok() && answer.lease() != 0) {
+    hold = std::make_shared<LeaseHold>(keeper_, connection_, answer.lease());
   }
-  if (status.ok() && flags_.fragments_apart) status = BringFragments(&hold);
+  if (status.ok() && answer_.fragments_apart()) status = BringFragments(&hold);
   if (absl::IsDeadlineExceeded(status)) keeper_->Count({.deadline_exceeded = 1});
   if (!status.ok()) {
     // crumbd may have granted a lease, or grant it later.
@@ -107,27 +132,27 @@ absl::StatusOr<AcquireResult> PendingLease::Finish() {
     return status;
   }
   const uint32_t every = request_.verify_every;
-  ReadFragments read = ReadAcquireResponse(*connection_, request_, answer_, [&](int page) {
+  ReadFragments read = ReadAcquireResponse(*connection_, request_, answer, [&](int page) {
     return every > 0 && (static_cast<uint32_t>(page) + verify_offset_) % every == 0;
   });
   AcquireResult result;
   result.hit_pages = read.hit_pages;
-  result.miss_reason = static_cast<MissReason>(answer_.miss_reason());
+  result.miss_reason = static_cast<MissReason>(answer.miss_reason());
   if (read.miss_reason != MissReason::kNone) {
     result.miss_reason = read.miss_reason;
     if (read.miss_reason != MissReason::kGeneration) keeper_->Count({.verify_failures = 1});
   }
-  const int reported = std::min(result.hit_pages, answer_.page_tiers_size());
+  const int reported = std::min(result.hit_pages, answer.page_tiers_size());
   result.page_tiers.reserve(static_cast<size_t>(result.hit_pages));
   for (int page = 0; page < reported; ++page) {
-    result.page_tiers.push_back(static_cast<Tier>(answer_.page_tiers(page)));
+    result.page_tiers.push_back(static_cast<Tier>(answer.page_tiers(page)));
   }
   result.page_tiers.resize(result.hit_pages, Tier::kUnknown);
   if (result.hit_pages > 0 && hold != nullptr) {
     result.lease = std::make_shared<const Lease>(
         std::move(read.fragments), std::move(read.device_fragments), std::move(read.device_store),
         connection_->epoch(), std::move(hold));
-    result.lease_id = answer_.lease();
+    result.lease_id = answer.lease();
   } else {
     result.hit_pages = 0;
     result.page_tiers.clear();
@@ -144,25 +169,6 @@ class FailedAcquire final : public PendingAcquire {
  private:
   const absl::Status status_;
 };
-
-v1::AcquireRequest WireRequest(const AcquireRequest& request, uint64_t number) {
-  v1::AcquireRequest wire;
-  wire.set_keyspace(ToBytes(request.keyspace));
-  wire.set_keys(ToBytes(request.keys));
-  wire.set_first_page(request.first_page);
-  if (request.first_page > 0) wire.set_run(std::string(request.run.view()));
-  if (request.range.has_value()) *wire.mutable_range() = ToWire(*request.range);
-  wire.set_wait_ms(request.wait_for_lower_tiers ? WaitMs(request.timeout) : 0);
-  wire.set_window_tokens(request.window_tokens);
-  wire.set_lease(request.lease);
-  for (const PoolId& pool : request.pools) wire.add_pools(pool.ToBytes());
-  for (const PoolId& pool : request.peers) wire.add_peers(pool.ToBytes());
-  wire.set_device_sums(request.device_sums);
-  if (request.peer_sums.has_value()) *wire.mutable_peer_sums() = ToWire(*request.peer_sums);
-  wire.set_behind_miss(request.behind_miss);
-  wire.set_request(number);
-  return wire;
-}
 
 // Returns a staging slot to crumbd unless it was committed.
 class StagingHold {
@@ -198,22 +204,23 @@ StagingHold& HoldOf(const StagingSlot& slot) {
 // A Commit over one connection.
 class RemoteCommit final : public PendingCommit {
  public:
-  RemoteCommit(std::vector<StagingSlot> slots, std::shared_ptr<Connection> connection,
-               std::function<void(uint64_t)> note_mark)
+  // Sends the request. `note_mark` is called with the flush mark of the response, on the thread
+  // that finishes the call.
+  RemoteCommit(v1::SocketCall question, TimePoint deadline, std::vector<StagingSlot> slots,
+               std::shared_ptr<Connection> connection, std::function<void(uint64_t)> note_mark)
       : slots_(std::move(slots)),
         connection_(std::move(connection)),
-        note_mark_(std::move(note_mark)) {}
-  ~RemoteCommit() override {
-    if (call_ != nullptr && over_socket_) NoteCommitted();
-  }
-
-  void Send(const v1::CommitRequest& request, TimePoint deadline) {
+        note_mark_(std::move(note_mark)) {
     if (CallSocket* const calls = connection_->staging_calls(); calls != nullptr) {
-      call_ = calls->Start(request, deadline, &response_);
+      call_ = calls->Start(question, deadline, &answer_);
     }
     over_socket_ = call_ != nullptr;
     if (over_socket_) return;
-    call_ = connection_->stub().Start({connection_->token(), deadline}, request, &response_);
+    call_ = connection_->stub().Start({connection_->token(), deadline}, question.commit(),
+                                      answer_.mutable_commit());
+  }
+  ~RemoteCommit() override {
+    if (call_ != nullptr && over_socket_) NoteCommitted();
   }
 
   absl::StatusOr<std::vector<CommitOutcome>> Finish() override {
@@ -222,8 +229,8 @@ class RemoteCommit final : public PendingCommit {
     // come before and prevent that.
     if (status.ok() || (over_socket_ && absl::IsDeadlineExceeded(status))) NoteCommitted();
     CRUMB_RETURN_IF_ERROR(status);
-    note_mark_(response_.flush_mark());
-    return OutcomesOf(response_.outcomes(), slots_.size());
+    note_mark_(answer_.commit().flush_mark());
+    return OutcomesOf(answer_.commit().outcomes(), slots_.size());
   }
 
  private:
@@ -234,7 +241,7 @@ class RemoteCommit final : public PendingCommit {
   const std::vector<StagingSlot> slots_;
   const std::shared_ptr<Connection> connection_;
   const std::function<void(uint64_t)> note_mark_;
-  v1::CommitResponse response_;
+  v1::SocketAnswer answer_;
   bool over_socket_ = false;
   std::unique_ptr<PendingCall> call_;  // null once finished
 };
@@ -247,23 +254,37 @@ bool MayHaveReserved(const absl::Status& status) {
 
 }  // namespace
 
-std::unique_ptr<PendingAcquire> StartRemoteAcquire(const AcquireRequest& request,
-                                                   std::shared_ptr<ConnectionKeeper> keeper,
-                                                   std::shared_ptr<Connection> connection,
-                                                   uint64_t number, uint32_t verify_offset) {
-  return std::make_unique<PendingLease>(request, WireRequest(request, number), std::move(keeper),
-                                        std::move(connection), verify_offset);
+std::unique_ptr<PendingAcquire> RemoteClient::StartAcquire(const AcquireRequest& request) {
+  Link& link = CurrentLink();
+  absl::StatusOr<std::shared_ptr<Connection>> connection = Connected();
+  if (!connection.ok()) return std::make_unique<FailedAcquire>(connection.status());
+  if (link.keeper == nullptr) {
+    return std::make_unique<FailedAcquire>(
+        absl::FailedPreconditionError("Acquire needs shared memory, not " + options_.address));
+  }
+  if (request.lease_epoch != 0 && request.lease_epoch != (*connection)->epoch()) {
+    return std::make_unique<FailedAcquire>(
+        absl::AbortedError("the lease was given by a crumbd that has ended: acquire again"));
+  }
+  return std::make_unique<PendingLease>(request, last_request_.fetch_add(1) + 1, link.keeper,
+                                        *std::move(connection),
+                                        verify_offset_.fetch_add(1, std::memory_order_relaxed));
 }
 
-std::unique_ptr<PendingAcquire> MakeFailedAcquire(absl::Status status) {
-  return std::make_unique<FailedAcquire>(std::move(status));
-}
-
-absl::StatusOr<std::vector<StagingSlot>> ReserveRemote(
-    int count, size_t fragment_bytes, const PendingPages& pending, uint64_t number,
-    TimePoint deadline, const std::shared_ptr<ConnectionKeeper>& keeper,
-    const std::shared_ptr<Connection>& connection) {
-  v1::ReserveRequest request;
+// The keeper gives back the room of slots that are not committed, and room that crumbd grants after
+// `timeout`.
+absl::StatusOr<std::vector<StagingSlot>> RemoteClient::Reserve(int count, size_t fragment_bytes,
+                                                               const PendingPages& pending,
+                                                               Duration timeout) {
+  Link& link = CurrentLink();
+  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
+  if (link.keeper == nullptr) {
+    return absl::FailedPreconditionError("Reserve needs shared memory, not " + options_.address);
+  }
+  const uint64_t number = last_request_.fetch_add(1) + 1;
+  const TimePoint deadline = Clock::Real().Now() + timeout;
+  v1::SocketCall question;
+  v1::ReserveRequest& request = *question.mutable_reserve();
   request.set_count(static_cast<uint32_t>(count));
   request.set_fragment_bytes(fragment_bytes);
   request.set_request(number);
@@ -271,19 +292,19 @@ absl::StatusOr<std::vector<StagingSlot>> ReserveRemote(
     request.set_keyspace(ToBytes(pending.keyspace));
     request.set_keys(ToBytes(pending.keys));
   }
-  v1::ReserveResponse response;
+  v1::SocketAnswer answer;
   CallSocket* const calls = connection->staging_calls();
   std::unique_ptr<PendingCall> call;
-  if (calls != nullptr) call = calls->Start(request, deadline, &response);
-  const absl::Status reserved =
-      call != nullptr
-          ? call->Finish()
-          : connection->stub().Call({connection->token(), deadline}, request, &response);
-  if (MayHaveReserved(reserved)) keeper->GiveUpReserveLater(connection, number);
+  if (calls != nullptr) call = calls->Start(question, deadline, &answer);
+  const absl::Status reserved = call != nullptr
+                                    ? call->Finish()
+                                    : connection->stub().Call({connection->token(), deadline},
+                                                              request, answer.mutable_reserve());
+  if (MayHaveReserved(reserved)) link.keeper->GiveUpReserveLater(connection, number);
   CRUMB_RETURN_IF_ERROR(reserved);
   std::vector<StagingSlot> slots;
-  for (const uint64_t offset : response.offsets()) {
-    auto hold = std::make_shared<StagingHold>(keeper, connection, offset, number);
+  for (const uint64_t offset : answer.reserve().offsets()) {
+    auto hold = std::make_shared<StagingHold>(link.keeper, connection, offset, number);
     CRUMB_ASSIGN_OR_RETURN(const std::span<std::byte> bytes,
                            connection->StagingBytes(offset, fragment_bytes));
     slots.emplace_back(bytes, offset, std::move(hold));
@@ -291,15 +312,17 @@ absl::StatusOr<std::vector<StagingSlot>> ReserveRemote(
   return slots;
 }
 
-std::unique_ptr<PendingCommit> StartRemoteCommit(const KeyspaceId& keyspace,
-                                                 std::vector<StagingSlot> slots, size_t tiles_bytes,
-                                                 TimePoint deadline,
-                                                 std::shared_ptr<Connection> connection,
-                                                 std::function<void(uint64_t)> note_mark) {
-  v1::CommitRequest request;
+std::unique_ptr<PendingCommit> RemoteClient::StartCommit(const KeyspaceId& keyspace,
+                                                         std::vector<StagingSlot> slots,
+                                                         size_t tiles_bytes, Duration timeout) {
+  if (slots.empty()) return std::make_unique<FinishedCommit>(std::vector<CommitOutcome>());
+  absl::StatusOr<std::shared_ptr<Connection>> connection = Connected();
+  if (!connection.ok()) return std::make_unique<FinishedCommit>(connection.status());
+  v1::SocketCall question;
+  v1::CommitRequest& request = *question.mutable_commit();
   request.set_keyspace(ToBytes(keyspace));
   for (const StagingSlot& slot : slots) {
-    if (HoldOf(slot).connection() != connection.get()) {
+    if (HoldOf(slot).connection() != connection->get()) {
       return std::make_unique<FinishedCommit>(
           absl::AbortedError("the connection that staged these fragments was lost"));
     }
@@ -307,10 +330,9 @@ std::unique_ptr<PendingCommit> StartRemoteCommit(const KeyspaceId& keyspace,
     request.add_reserves(HoldOf(slot).reserve());
     request.add_header_offsets(static_cast<uint32_t>(tiles_bytes));
   }
-  auto pending =
-      std::make_unique<RemoteCommit>(std::move(slots), std::move(connection), std::move(note_mark));
-  pending->Send(request, deadline);
-  return pending;
+  return std::make_unique<RemoteCommit>(std::move(question), Clock::Real().Now() + timeout,
+                                        std::move(slots), *std::move(connection),
+                                        [this](uint64_t mark) { NoteMark(mark); });
 }
 
 }  // namespace crumb::client

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "client/rpc/fragment_stream.h"
-#include "client/rpc/remote_calls.h"
 #include "client/rpc/wire.h"
 #include "common/status_macros.h"
 #include "common/tls_files.h"
@@ -170,23 +169,6 @@ uint64_t RemoteClient::GenerationOf(const KeyspaceId& keyspace) {
   return link.keeper == nullptr ? 0 : link.keeper->GenerationOf(keyspace);
 }
 
-std::unique_ptr<PendingAcquire> RemoteClient::StartAcquire(const AcquireRequest& request) {
-  Link& link = CurrentLink();
-  absl::StatusOr<std::shared_ptr<Connection>> connection = Connected();
-  if (!connection.ok()) return MakeFailedAcquire(connection.status());
-  if (link.keeper == nullptr) {
-    return MakeFailedAcquire(
-        absl::FailedPreconditionError("Acquire needs shared memory, not " + options_.address));
-  }
-  if (request.lease_epoch != 0 && request.lease_epoch != (*connection)->epoch()) {
-    return MakeFailedAcquire(
-        absl::AbortedError("the lease was given by a crumbd that has ended: acquire again"));
-  }
-  return StartRemoteAcquire(request, link.keeper, *std::move(connection),
-                            last_request_.fetch_add(1) + 1,
-                            verify_offset_.fetch_add(1, std::memory_order_relaxed));
-}
-
 absl::StatusOr<AcquireResult> RemoteClient::Acquire(const AcquireRequest& request) {
   return StartAcquire(request)->Finish();
 }
@@ -213,28 +195,6 @@ absl::StatusOr<LookupResult> RemoteClient::Lookup(const KeyspaceId& keyspace,
     }
   }
   return result;
-}
-
-absl::StatusOr<std::vector<StagingSlot>> RemoteClient::Reserve(int count, size_t fragment_bytes,
-                                                               const PendingPages& pending,
-                                                               Duration timeout) {
-  Link& link = CurrentLink();
-  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
-  if (link.keeper == nullptr) {
-    return absl::FailedPreconditionError("Reserve needs shared memory, not " + options_.address);
-  }
-  return ReserveRemote(count, fragment_bytes, pending, last_request_.fetch_add(1) + 1,
-                       Clock::Real().Now() + timeout, link.keeper, connection);
-}
-
-std::unique_ptr<PendingCommit> RemoteClient::StartCommit(const KeyspaceId& keyspace,
-                                                         std::vector<StagingSlot> slots,
-                                                         size_t tiles_bytes, Duration timeout) {
-  if (slots.empty()) return std::make_unique<FinishedCommit>(std::vector<CommitOutcome>());
-  absl::StatusOr<std::shared_ptr<Connection>> connection = Connected();
-  if (!connection.ok()) return std::make_unique<FinishedCommit>(connection.status());
-  return StartRemoteCommit(keyspace, std::move(slots), tiles_bytes, Clock::Real().Now() + timeout,
-                           *std::move(connection), [this](uint64_t mark) { NoteMark(mark); });
 }
 
 absl::StatusOr<std::vector<CommitOutcome>> RemoteClient::Commit(const KeyspaceId& keyspace,

@@ -14,7 +14,8 @@
 
 namespace crumb::client {
 
-// RemoteClient is the Client that talks to crumbd: see Client for the contract.
+// RemoteClient is the Client that talks to crumbd: see Client for the contract. remote_calls.cc has
+// the calls that share memory: Acquire, Reserve and Commit.
 class RemoteClient final : public Client {
  public:
   explicit RemoteClient(const ClientOptions& options);

@@ -216,40 +216,39 @@ absl::Status PageFetcher::Assemble(const std::shared_ptr<const Lease>& lease,
   return absl::OkStatus();
 }
 
-// Holds the request's pages in device pools, except those that it skips.
+// Holds the request's pages in device pools, except those that it skips. Does not assemble a page
+// from several fragments: ranks that use the same device's pools have the same degree of
+// parallelism, and thus equal fragments.
 HeldPages PageFetcher::HoldOnDevice(const PageRequest& request,
                                     const std::shared_ptr<const Lease>& lease) const {
-  HeldPages none;
+  const TileRange own = options_.own_tiles();
+  absl::Status missing;  // why the page behind `chosen` cannot be held
   std::span<const DeviceFragment> rest = lease->device_fragments();
   std::vector<const DeviceFragment*> chosen;
   chosen.reserve(rest.size());
-  while (!rest.empty() && none.status.ok()) {
+  while (!rest.empty() && missing.ok()) {
     const int page = rest.front().page;
     const auto fragments = TakePage(page, &rest);
     if (page < request.skip) continue;
-    const auto one = Choose(fragments, FormatOf(request, page));
-    none.status = one.status();
-    if (one.ok()) chosen.push_back(*one);
+    const DeviceFragment* whole = nullptr;  // has all of this rank's tiles
+    for (const DeviceFragment& fragment : fragments) {
+      missing = CheckFits(*fragment.shape, FormatOf(request, page));
+      if (missing.ok() && Contains(fragment.shape->range, own)) whole = &fragment;
+      if (!missing.ok() || whole != nullptr) break;
+    }
+    if (whole != nullptr) {
+      chosen.push_back(whole);
+    } else if (missing.ok()) {
+      missing = absl::NotFoundError("no fragment in a device pool holds all of this rank's part");
+    }
   }
-  if (chosen.empty()) return none;
+  if (chosen.empty()) return {{}, missing};
   if (shared_ == nullptr) {
     return {{}, absl::NotFoundError("this worker takes part in no device pool")};
   }
   HeldPages held = shared_->Hold(chosen, lease);
-  if (held.status.ok()) held.status = none.status;
+  if (held.status.ok()) held.status = missing;
   return held;
-}
-
-// Does not assemble a page from several fragments in pools: ranks that use the same device's pools
-// have the same degree of parallelism, and thus equal fragments.
-absl::StatusOr<const DeviceFragment*> PageFetcher::Choose(std::span<const DeviceFragment> fragments,
-                                                          kernels::PageFormat format) const {
-  const TileRange own = options_.own_tiles();
-  for (const DeviceFragment& fragment : fragments) {
-    CRUMB_RETURN_IF_ERROR(CheckFits(*fragment.shape, format));
-    if (Contains(fragment.shape->range, own)) return &fragment;
-  }
-  return absl::NotFoundError("no fragment in a device pool holds all of this rank's part");
 }
 
 absl::Status PageFetcher::CheckFits(const FragmentHeader& header,

@@ -108,8 +108,6 @@ class PageFetcher {
                         Page& page) const;
   HeldPages HoldOnDevice(const PageRequest& request,
                          const std::shared_ptr<const Lease>& lease) const;
-  absl::StatusOr<const DeviceFragment*> Choose(std::span<const DeviceFragment> fragments,
-                                               kernels::PageFormat format) const;
   absl::Status CheckFits(const FragmentHeader& header, kernels::PageFormat format) const;
 
   const WorkerOptions& options_;

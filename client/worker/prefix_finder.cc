@@ -100,9 +100,7 @@ void PrefixFinder::FetchRest(SequenceStart& start, int pages_max, Duration timeo
   NoteFetched(start, *fetched, fetched->page_tiers, intake.get());
 }
 
-// Parts acquires the prefix of one prompt in parts. It requests a part once crumbd has responded
-// that it has all of the part before: before it takes that part's pages, unless they have to be
-// copied, which starts as soon as crumbd has responded.
+// Parts is the state of Find, which acquires the prefix of one prompt in parts.
 class PrefixFinder::Parts {
  public:
   Parts(PrefixFinder& finder, SequenceStart& start, std::span<const int32_t> tokens,
@@ -117,37 +115,7 @@ class PrefixFinder::Parts {
         ends_(PartEnds(static_cast<int>(start.prompt_keys.size()), pages_max_,
                        finder.options_.part_pages, finder.parts_max_)) {}
 
-  void Fetch() {
-    TakeShared();
-    if (part_ == ends_.size() || !finder_.CanFetch(start_)) return;
-    intake_ = finder_.NewPrefix(start_, pages_max_ - have());
-    pending_ = Start(have(), part_);
-    for (; pending_.has_value(); ++part_) {
-      const bool last = part_ + 1 == ends_.size();
-      HashAhead(last ? tokens_.size() / kPageTokens : static_cast<size_t>(ends_[part_ + 1]));
-      if (last) finder_.HashRest(start_, tokens_, options_);
-      const bool whole = pending_.has_value() ? pending_->Await() : whole_;
-      std::optional<PageFetcher::PendingFetch> next;
-      if (whole && !last) next = Start(ends_[part_], part_ + 1);
-      if (pending_.has_value()) Take();
-      if (!whole_ && !last && !next.has_value() && !failed_) CountRest();
-      if (whole_) pending_ = std::move(next);
-    }
-  }
-
- private:
   int have() const { return static_cast<int>(start_.pages.size()); }
-  void Hash(size_t end) { finder_.Hash(start_, tokens_, options_, end); }
-
-  // Skips the parts that live sequences have.
-  void TakeShared() {
-    for (; part_ < ends_.size(); ++part_) {
-      Hash(static_cast<size_t>(ends_[part_]));
-      finder_.FindShared(start_, ends_[part_]);
-      if (have() < ends_[part_]) break;
-    }
-    finder_.CountShared(start_);
-  }
 
   PageFetcher::PendingFetch Start(int first, size_t part) const {
     Duration left = timeout_;
@@ -190,6 +158,11 @@ class PrefixFinder::Parts {
     request.behind_miss = true;
     finder_.fetcher_->Fetch(request).status().IgnoreError();
   }
+
+ private:
+  friend class PrefixFinder;
+
+  void Hash(size_t end) { finder_.Hash(start_, tokens_, options_, end); }
 
   PrefixFinder& finder_;
   SequenceStart& start_;
@@ -318,7 +291,34 @@ int PrefixFinder::HitPagesMax(size_t tokens, const SequenceOptions& options) con
 
 void PrefixFinder::Find(SequenceStart& start, std::span<const int32_t> tokens,
                         const SequenceOptions& options) {
-  Parts(*this, start, tokens, options).Fetch();
+  Parts parts(*this, start, tokens, options);
+  const std::vector<int>& ends = parts.ends_;
+  size_t& part = parts.part_;
+  for (; part < ends.size(); ++part) {
+    parts.Hash(static_cast<size_t>(ends[part]));
+    FindShared(start, ends[part]);
+    if (parts.have() < ends[part]) break;  // live sequences do not have all of the part
+  }
+  CountShared(start);
+  auto& pending = parts.pending_;
+  if (part < ends.size() && CanFetch(start)) {
+    parts.intake_ = NewPrefix(start, parts.pages_max_ - parts.have());
+    pending = parts.Start(parts.have(), part);
+  }
+  // A part is requested once crumbd has responded that it has all of the part before: before that
+  // part's pages are taken, unless they have to be copied, which starts as soon as crumbd has
+  // responded.
+  for (; pending.has_value(); ++part) {
+    const bool last = part + 1 == ends.size();
+    parts.HashAhead(last ? tokens.size() / kPageTokens : static_cast<size_t>(ends[part + 1]));
+    if (last) HashRest(start, tokens, options);
+    const bool whole = pending.has_value() ? pending->Await() : parts.whole_;
+    std::optional<PageFetcher::PendingFetch> next;
+    if (whole && !last) next = parts.Start(ends[part], part + 1);
+    if (pending.has_value()) parts.Take();
+    if (!parts.whole_ && !last && !next.has_value() && !parts.failed_) parts.CountRest();
+    if (parts.whole_) pending = std::move(next);
+  }
   HashRest(start, tokens, options);
 }
 

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "common/status_macros.h"
@@ -226,33 +225,26 @@ absl::Status Publisher::WriteAndCommit(std::span<const Item> items, std::vector<
   };
   for (size_t next = 0; next < slots.size(); next += part) {
     const size_t end = std::min(next + part, slots.size());
-    std::vector<StagingSlot> written(
-        std::make_move_iterator(slots.begin() + static_cast<ptrdiff_t>(next)),
-        std::make_move_iterator(slots.begin() + static_cast<ptrdiff_t>(end)));
-    const absl::Status status = Write(items.subspan(next, end - next), written);
+    std::vector<std::shared_ptr<const Page>> pages;
+    std::vector<std::byte*> to;
+    std::vector<StagingSlot> written;
+    for (size_t i = next; i < end; ++i) {
+      pages.push_back(items[i].page);
+      to.push_back(slots[i].bytes().data());
+      written.push_back(std::move(slots[i]));
+    }
+    absl::StatusOr<std::vector<std::vector<uint32_t>>> sums = reader_.Read(pages, to);
+    for (size_t i = 0; sums.ok() && i < pages.size(); ++i) {
+      const FragmentHeader header = HeaderOf(items[next + i], std::move((*sums)[i]));
+      EncodeFragmentHeader(header, written[i].bytes().subspan(
+                                       pages[i]->bytes, FragmentHeaderBytes(header.range.tiles())));
+    }
     CRUMB_RETURN_IF_ERROR(finish());
-    CRUMB_RETURN_IF_ERROR(status);
+    CRUMB_RETURN_IF_ERROR(sums.status());
     pending = client_.StartCommit(items.front().keyspace->id, std::move(written), tiles_bytes,
                                   options_.publish_deadline);
   }
   return finish();
-}
-
-absl::Status Publisher::Write(std::span<const Item> items,
-                              std::span<const StagingSlot> slots) const {
-  std::vector<std::shared_ptr<const Page>> pages;
-  std::vector<std::byte*> to;
-  for (size_t i = 0; i < items.size(); ++i) {
-    pages.push_back(items[i].page);
-    to.push_back(slots[i].bytes().data());
-  }
-  CRUMB_ASSIGN_OR_RETURN(std::vector<std::vector<uint32_t>> sums, reader_.Read(pages, to));
-  for (size_t i = 0; i < items.size(); ++i) {
-    const FragmentHeader header = HeaderOf(items[i], std::move(sums[i]));
-    EncodeFragmentHeader(header, slots[i].bytes().subspan(
-                                     pages[i]->bytes, FragmentHeaderBytes(header.range.tiles())));
-  }
-  return absl::OkStatus();
 }
 
 FragmentHeader Publisher::HeaderOf(const Item& item, std::vector<uint32_t> sums) const {

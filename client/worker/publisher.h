@@ -70,7 +70,6 @@ class Publisher final : public PagePublisher {
   // with an error too. REQUIRES: there is a slot for every item, and one at least.
   absl::Status WriteAndCommit(std::span<const Item> items, std::vector<StagingSlot> slots,
                               size_t* counted);
-  absl::Status Write(std::span<const Item> items, std::span<const StagingSlot> slots) const;
   FragmentHeader HeaderOf(const Item& item, std::vector<uint32_t> sums) const;
   void CountOutcome(CommitOutcome outcome, size_t bytes);
   void CountFailure(const absl::Status& status, size_t pages);

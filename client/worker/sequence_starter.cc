@@ -61,15 +61,6 @@ void SequenceStarter::NoteBadQuality(double error) {
                   options_.watch_windows, watch_.bound()));
 }
 
-// Reports the used tokens for crumbd's metrics. Followers do not report, so that an engine counts
-// once.
-void SequenceStarter::NoteUsed(const SequenceStart& start) {
-  const int fetched = start.stats.hit_tokens() - start.stats.hit_tokens_worker;
-  if (fetched == 0) return;
-  const auto tokens = static_cast<uint64_t>(fetched);
-  client_->Count({.used_tokens = tokens, .prefill_tokens_avoided = tokens});
-}
-
 SequenceStart SequenceStarter::StartOf(Binding keyspace, std::span<const int32_t> tokens,
                                        const SequenceOptions& options) {
   PromptKeys keys = prompt_key_cache_.Find(keyspace->id, tokens, options.extra);
@@ -88,8 +79,16 @@ SequenceStart SequenceStarter::StartOf(Binding keyspace, std::span<const int32_t
   return start;
 }
 
-// Adds the prompt to the key cache; called after everything for which the device could be waiting.
-void SequenceStarter::KeepPrompt(const SequenceStart& start, const SequenceOptions& options) {
+// Adds the prompt to the key cache, which nothing that the device could be waiting for needs, and
+// reports the used tokens for crumbd's metrics. Followers do not report, so that an engine counts
+// once.
+void SequenceStarter::Conclude(const SequenceStart& start, const SequenceOptions& options,
+                               bool reports) {
+  const int fetched = start.stats.hit_tokens() - start.stats.hit_tokens_worker;
+  if (reports && fetched > 0) {
+    const auto tokens = static_cast<uint64_t>(fetched);
+    client_->Count({.used_tokens = tokens, .prefill_tokens_avoided = tokens});
+  }
   prompt_key_cache_.Keep(start.keyspace->id, start.prompt, options.extra, start.prompt_keys);
 }
 
@@ -100,8 +99,7 @@ absl::StatusOr<SequenceStart> SequenceStarter::Begin(std::span<const int32_t> to
   SequenceStart start =
       StartOf(binder_->Current(std::max(timeout, kBindTimeoutMin)), tokens, options);
   finder_->Find(start, tokens, options);
-  NoteUsed(start);
-  KeepPrompt(start, options);
+  Conclude(start, options, /*reports=*/true);
   return start;
 }
 
@@ -118,8 +116,7 @@ absl::StatusOr<LedStart> SequenceStarter::Lead(std::span<const int32_t> tokens,
   token.tiers = finder_->FindWhole(start, finder_->HitPagesMax(tokens.size(), options), timeout);
   token.lease = start.lease_id;
   if (!start.pages.empty()) token.last_key = start.prompt_keys[start.pages.size() - 1];
-  NoteUsed(start);
-  KeepPrompt(start, options);
+  Conclude(start, options, /*reports=*/true);
   return LedStart{std::move(start), EncodeLeadToken(token)};
 }
 
@@ -148,7 +145,7 @@ absl::StatusOr<SequenceStart> SequenceStarter::Follow(std::string_view bytes,
                               ": lead again with that cached_tokens_max");
   }
   start.stats.miss_reason.clear();
-  KeepPrompt(start, options);
+  Conclude(start, options, /*reports=*/false);
   return start;
 }
 

@@ -76,9 +76,8 @@ class SequenceStarter {
                   PageIntake* intake, SharedPages* shared);
   SequenceStart StartOf(Binding keyspace, std::span<const int32_t> tokens,
                         const SequenceOptions& options);
-  void KeepPrompt(const SequenceStart& start, const SequenceOptions& options);
+  void Conclude(const SequenceStart& start, const SequenceOptions& options, bool reports);
   void NoteBadQuality(double error);
-  void NoteUsed(const SequenceStart& start);
 
   const WorkerOptions& options_;
   const SegmentRule rule_;

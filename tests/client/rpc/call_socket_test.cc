@@ -30,10 +30,10 @@ class CallSocketTest : public testing::Test {
 
   std::unique_ptr<PendingCall> Ask(uint64_t number, size_t key_bytes = 64,
                                    Duration timeout = kPatience) {
-    v1::AcquireRequest request;
-    request.set_request(number);
-    request.set_keys(std::string(key_bytes, 'k'));
-    return calls_->Start(request, Clock::Real().Now() + timeout, &response_, &extent_);
+    v1::SocketCall call;
+    call.mutable_acquire()->set_request(number);
+    call.mutable_acquire()->set_keys(std::string(key_bytes, 'k'));
+    return calls_->Start(call, Clock::Real().Now() + timeout, &answer_);
   }
 
   v1::SocketCall Question() {
@@ -57,8 +57,7 @@ class CallSocketTest : public testing::Test {
 
   UniqueFd crumbd_;
   std::unique_ptr<CallSocket> calls_;
-  v1::AcquireResponse response_;
-  CallSocket::ResponseFlags extent_;
+  v1::SocketAnswer answer_;
 };
 
 TEST_F(CallSocketTest, AsksAndIsAnswered) {
@@ -76,8 +75,8 @@ TEST_F(CallSocketTest, AsksAndIsAnswered) {
       EXPECT_TRUE(call->Ready());
     }
     EXPECT_TRUE(call->Finish().ok());
-    EXPECT_EQ(response_.lease(), 70 + number);
-    EXPECT_FALSE(extent_.fragments_apart);
+    EXPECT_EQ(answer_.acquire().lease(), 70 + number);
+    EXPECT_FALSE(answer_.fragments_apart());
   }
 }
 
@@ -104,7 +103,7 @@ TEST_F(CallSocketTest, OneQuestionAtATime) {
   EXPECT_FALSE(third->Ready());
   Answer(3, 33);
   EXPECT_TRUE(third->Finish().ok());
-  EXPECT_EQ(response_.lease(), 33u);
+  EXPECT_EQ(answer_.acquire().lease(), 33u);
 }
 
 TEST_F(CallSocketTest, ADeadlineEndsTheWaitAndALateAnswerIsDropped) {
@@ -115,7 +114,7 @@ TEST_F(CallSocketTest, ADeadlineEndsTheWaitAndALateAnswerIsDropped) {
   const auto call = Ask(3);
   Answer(3, 33);
   EXPECT_TRUE(call->Finish().ok());
-  EXPECT_EQ(response_.lease(), 33u);
+  EXPECT_EQ(answer_.acquire().lease(), 33u);
 }
 
 TEST_F(CallSocketTest, WhatIsTooLargeGoesElsewhere) {
@@ -132,7 +131,7 @@ TEST_F(CallSocketTest, AnAnswerWithoutItsFragmentsSaysSo) {
   answer.set_fragments_apart(true);
   Send(answer.SerializeAsString());
   EXPECT_TRUE(call->Finish().ok());
-  EXPECT_TRUE(extent_.fragments_apart);
+  EXPECT_TRUE(answer_.fragments_apart());
 }
 
 TEST_F(CallSocketTest, WithoutCrumbdItIsOfNoUse) {
@@ -159,63 +158,62 @@ TEST_F(CallSocketTest, ASocketThatTakesNoMoreIsNotWaitedFor) {
 }
 
 TEST_F(CallSocketTest, ReservesAndCommits) {
-  v1::ReserveRequest reserve;
-  reserve.set_count(3);
-  reserve.set_fragment_bytes(4096);
-  v1::ReserveResponse reserved;
-  auto call = calls_->Start(reserve, Clock::Real().Now() + kPatience, &reserved);
+  v1::SocketCall reserve;
+  reserve.mutable_reserve()->set_count(3);
+  reserve.mutable_reserve()->set_fragment_bytes(4096);
+  auto call = calls_->Start(reserve, Clock::Real().Now() + kPatience, &answer_);
   ASSERT_NE(call, nullptr);
   const v1::SocketCall asked = Question();
   EXPECT_NE(asked.request(), 0u);
-  EXPECT_EQ(asked.reserve().SerializeAsString(), reserve.SerializeAsString());
+  EXPECT_EQ(asked.reserve().SerializeAsString(), reserve.reserve().SerializeAsString());
   v1::SocketAnswer answer;
   answer.set_request(asked.request());
   answer.mutable_reserve()->add_offsets(512);
   Send(answer.SerializeAsString());
   EXPECT_TRUE(call->Finish().ok());
-  EXPECT_EQ(reserved.SerializeAsString(), answer.reserve().SerializeAsString());
+  EXPECT_EQ(answer_.SerializeAsString(), answer.SerializeAsString());
 
-  v1::CommitRequest commit;
-  commit.add_offsets(512);
-  commit.add_header_offsets(4000);
-  v1::CommitResponse committed;
-  call = calls_->Start(commit, Clock::Real().Now() + kPatience, &committed);
+  v1::SocketCall commit;
+  commit.mutable_commit()->add_offsets(512);
+  commit.mutable_commit()->add_header_offsets(4000);
+  call = calls_->Start(commit, Clock::Real().Now() + kPatience, &answer_);
   ASSERT_NE(call, nullptr);
   const v1::SocketCall question = Question();
   EXPECT_GT(question.request(), asked.request());
-  EXPECT_EQ(question.commit().SerializeAsString(), commit.SerializeAsString());
+  EXPECT_EQ(question.commit().SerializeAsString(), commit.commit().SerializeAsString());
   answer.Clear();
   answer.set_request(question.request());
   answer.mutable_commit()->add_outcomes(v1::COMMIT_OUTCOME_STORED);
   answer.mutable_commit()->set_flush_mark(9);
   Send(answer.SerializeAsString());
   EXPECT_TRUE(call->Finish().ok());
-  EXPECT_EQ(committed.SerializeAsString(), answer.commit().SerializeAsString());
+  EXPECT_EQ(answer_.SerializeAsString(), answer.SerializeAsString());
 }
 
 TEST_F(CallSocketTest, WhatCrumbdRefusesOnASocketGoesElsewhere) {
   const TimePoint deadline = Clock::Real().Now() + kPatience;
-  v1::ReserveRequest reserve;
-  v1::ReserveResponse reserved;
+  v1::SocketCall empty;
+  EXPECT_EQ(calls_->Start(empty, deadline, &answer_), nullptr);
+  v1::SocketCall call;
+  v1::ReserveRequest& reserve = *call.mutable_reserve();
   reserve.set_count(kCallFragmentsMax + 1);
-  EXPECT_EQ(calls_->Start(reserve, deadline, &reserved), nullptr);
+  EXPECT_EQ(calls_->Start(call, deadline, &answer_), nullptr);
   reserve.set_count(kCallFragmentsMax);
   reserve.set_keys(std::string((kCallFragmentsMax + 1) * 32, 'k'));
-  EXPECT_EQ(calls_->Start(reserve, deadline, &reserved), nullptr);
+  EXPECT_EQ(calls_->Start(call, deadline, &answer_), nullptr);
   reserve.set_keys(std::string(kCallFragmentsMax * 32, 'k'));
   reserve.set_pool(std::string(16, 'p'));
-  EXPECT_EQ(calls_->Start(reserve, deadline, &reserved), nullptr);
+  EXPECT_EQ(calls_->Start(call, deadline, &answer_), nullptr);
   reserve.clear_pool();
-  EXPECT_NE(calls_->Start(reserve, deadline, &reserved), nullptr);
-  v1::CommitRequest commit;
-  v1::CommitResponse committed;
+  EXPECT_NE(calls_->Start(call, deadline, &answer_), nullptr);
+  v1::CommitRequest& commit = *call.mutable_commit();
   for (int i = 0; i <= kCallFragmentsMax; ++i) commit.add_offsets(UINT64_MAX);
-  EXPECT_EQ(calls_->Start(commit, deadline, &committed), nullptr);
+  EXPECT_EQ(calls_->Start(call, deadline, &answer_), nullptr);
   commit.mutable_offsets()->RemoveLast();
   commit.set_pool(std::string(16, 'p'));
-  EXPECT_EQ(calls_->Start(commit, deadline, &committed), nullptr);
+  EXPECT_EQ(calls_->Start(call, deadline, &answer_), nullptr);
   commit.clear_pool();
-  EXPECT_NE(calls_->Start(commit, deadline, &committed), nullptr);
+  EXPECT_NE(calls_->Start(call, deadline, &answer_), nullptr);
 }
 
 TEST_F(CallSocketTest, ThreadsShareItAndEachGetsItsOwnAnswer) {
@@ -233,17 +231,16 @@ TEST_F(CallSocketTest, ThreadsShareItAndEachGetsItsOwnAnswer) {
     for (uint64_t thread = 0; thread < 4; ++thread) {
       threads.emplace_back("asking", [&, thread] {
         for (uint64_t i = 0; i < 200; ++i) {
-          v1::AcquireRequest request;
-          request.set_request(4 * i + thread + 1);
-          v1::AcquireResponse response;
-          CallSocket::ResponseFlags extent;
-          const auto call =
-              calls_->Start(request, Clock::Real().Now() + kPatience, &response, &extent);
+          const uint64_t number = 4 * i + thread + 1;
+          v1::SocketCall question;
+          question.mutable_acquire()->set_request(number);
+          v1::SocketAnswer answer;
+          const auto call = calls_->Start(question, Clock::Real().Now() + kPatience, &answer);
           if (call == nullptr) continue;  // another thread's request is in flight
           ++asked;
           if (i % 8 == 7) continue;  // abandons the request
           EXPECT_TRUE(call->Finish().ok());
-          EXPECT_EQ(response.lease(), 1000 + request.request());
+          EXPECT_EQ(answer.acquire().lease(), 1000 + number);
         }
       });
     }
