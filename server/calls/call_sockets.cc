@@ -183,30 +183,26 @@ void CallSockets::Run() {
         options_.copies && count == 1 ? CommitHere::kIfSmall : CommitHere::kNever;
     for (int i = 0; i < std::max(count, 0); ++i) {
       const uint64_t number = events[static_cast<size_t>(i)].data.u64;
-      if (number != kWake) OnReadable(number, here, buffer);
+      const std::shared_ptr<Socket> socket = Find(number);
+      if (socket == nullptr) continue;  // closed meanwhile, or kWake
+      std::vector<UniqueFd> fds;
+      const absl::StatusOr<size_t> size = ReceiveBytes(socket->fd.get(), std::span(buffer), &fds);
+      if (absl::IsUnavailable(size.status())) continue;
+      const bool sound = size.ok() && *size > 0 && *size <= buffer.size() && fds.empty();
+      if (!fds.empty()) {
+        const size_t received = fds.size();
+        socket->closing->Destroy(
+            socket->owner, std::make_shared<const std::vector<UniqueFd>>(std::move(fds)), received);
+      }
+      if (!sound || !Serve(socket, here, std::span(buffer).first(*size))) Close(number);
     }
   }
 }
 
-void CallSockets::OnReadable(uint64_t number, CommitHere here, std::span<char> buffer) {
-  std::shared_ptr<Socket> socket;
-  {
-    MutexLock lock(&mutex_);
-    const auto found = sockets_.find(number);
-    if (found == sockets_.end()) return;  // closed meanwhile
-    socket = found->second;
-  }
-  std::vector<UniqueFd> fds;
-  const absl::StatusOr<size_t> size = ReceiveBytes(socket->fd.get(), buffer, &fds);
-  if (absl::IsUnavailable(size.status())) return;
-  bool served = size.ok() && *size > 0 && *size <= buffer.size() && fds.empty();
-  if (!fds.empty()) {
-    const size_t count = fds.size();
-    socket->closing->Destroy(socket->owner,
-                             std::make_shared<const std::vector<UniqueFd>>(std::move(fds)), count);
-  }
-  served = served && Serve(socket, here, buffer.first(*size));
-  if (!served) Close(number);
+std::shared_ptr<CallSockets::Socket> CallSockets::Find(uint64_t number) const {
+  MutexLock lock(&mutex_);
+  const auto found = sockets_.find(number);
+  return found == sockets_.end() ? nullptr : found->second;
 }
 
 bool CallSockets::Serve(const std::shared_ptr<Socket>& socket, CommitHere here,

@@ -60,7 +60,7 @@ class CallSockets final : public CallPlane {
   absl::Status OpenEpoll();
   absl::Status Watch(int fd, uint64_t number);
   void Run();
-  void OnReadable(uint64_t number, CommitHere here, std::span<char> buffer);
+  std::shared_ptr<Socket> Find(uint64_t number) const;  // null: there is none
   // Returns false if the message is no SocketCall with a number.
   bool Serve(const std::shared_ptr<Socket>& socket, CommitHere here, std::span<const char> message);
   void End(Call& call, const absl::Status& status);

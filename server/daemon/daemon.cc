@@ -151,7 +151,7 @@ class RunningDaemon : public Daemon {
                             std::unique_ptr<storage::HandedOverMemory> handed_over) {
     storage::StoreEvents events;
     events.durable = [this](const KeyspaceId& keyspace, const PageKey& key) {
-      events_.OnDurable(keyspace, key);
+      events_.SettleWaits(keyspace, key);
     };
     events.slab_gone = [this](uint32_t slab) { TellSlabGone(slab); };
     events.page = [this](const storage::PageEvent& event) { events_.Publish(event); };

@@ -32,7 +32,7 @@ void EventHub::Publish(const storage::PageEvent& event) {
     }
   }
   for (const auto& queue : touched) queue->Wake();
-  if (event.kind == storage::PageEvent::Kind::kRemoved) SettleWaits({event.keyspace, event.key});
+  if (event.kind == storage::PageEvent::Kind::kRemoved) SettleWaits(event.keyspace, event.key);
 }
 
 absl::Status EventHub::Watch(const std::string& tenant, const KeyspaceId& keyspace,
@@ -121,11 +121,8 @@ void EventHub::Notify(const PageName& page, const DurableWait& wait) {
   metrics_.notices_dropped.Add(wait.commits - added);
 }
 
-void EventHub::OnDurable(const KeyspaceId& keyspace, const PageKey& key) {
-  SettleWaits({keyspace, key});
-}
-
-void EventHub::SettleWaits(const PageName& page) {
+void EventHub::SettleWaits(const KeyspaceId& keyspace, const PageKey& key) {
+  const PageName page = {keyspace, key};
   const storage::TieredStore* const store = store_.load();
   std::vector<DurableWait> waits;
   {

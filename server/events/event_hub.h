@@ -65,8 +65,9 @@ class EventHub {
   // after the commit, once for each: each gets a notice of its own. Does nothing, counted, if too
   // many waits are pending.
   void AwaitDurable(const FragmentHeader& fragment, const std::shared_ptr<NoticeQueue>& notices);
-  // Fragments of this page became durable.
-  void OnDurable(const KeyspaceId& keyspace, const PageKey& key);
+  // Ends the waits for a page, of whose fragments some became durable or left: notifies those whose
+  // tiles are durable, and forgets those whose tiles are not here any more.
+  void SettleWaits(const KeyspaceId& keyspace, const PageKey& key);
 
   size_t watchers() const;
 
@@ -110,8 +111,6 @@ class EventHub {
   std::optional<DurableWait> TakeWait(const PageName& page, const FragmentHeader& fragment,
                                       const std::shared_ptr<NoticeQueue>& notices);
   void Notify(const PageName& page, const DurableWait& wait);
-  // Ends the waits for a page whose fragments are durable, or are not here any more.
-  void SettleWaits(const PageName& page);
   // Forgets `ended` and puts `pending` back. Returns true, with the page's waits in `pending`, if
   // they must be looked at again.
   bool EndSettling(const PageName& page, std::vector<DurableWait> ended,

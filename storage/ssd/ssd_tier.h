@@ -96,7 +96,6 @@ class SsdTier final : public FragmentTier {
   void RemoveOlderGenerations(std::span<const FragmentWrite> fragments);
   void FindRoom(std::span<const Incoming> earlier, Incoming& incoming);
   void WriteBytes(std::span<Incoming> incoming);
-  absl::Status WriteFragment(const FragmentWrite& write, const Slot& slot);
   absl::Status ReadFragment(const FragmentMeta& meta, const Slot& slot, std::span<std::byte> room);
   void WriteEntries(std::span<Incoming> incoming);
   void Show(std::span<Incoming> incoming);

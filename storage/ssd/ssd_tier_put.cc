@@ -7,8 +7,8 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
-#include "common/status_macros.h"
 #include "storage/coverage.h"
 
 namespace crumb::storage {
@@ -108,7 +108,17 @@ void SsdTier::WriteBytes(std::span<Incoming> incoming) {
   absl::Status status;
   for (Incoming& one : incoming) {
     if (!one.slot || !status.ok()) continue;
-    status = WriteFragment(*one.write, *one.slot);
+    const FragmentMeta& meta = one.write->meta;
+    std::span<const std::byte> stored = one.write->room;
+    std::vector<std::byte> sealed;
+    if (cipher_ != nullptr) {
+      sealed.resize(StoredBytes(meta));
+      status = cipher_->Seal(meta, stored.first(meta.bytes), sealed);
+      stored = sealed;
+    }
+    if (status.ok()) {
+      status = files_->Write(one.slot->region, one.slot->offset, stored, StoredBytes(meta));
+    }
     extents.insert(one.slot->region);
   }
   for (const uint32_t extent : extents) {
@@ -127,15 +137,6 @@ void SsdTier::WriteBytes(std::span<Incoming> incoming) {
 
 uint64_t SsdTier::StoredBytes(const FragmentMeta& meta) const {
   return meta.bytes + (cipher_ != nullptr ? PageCipher::kSealBytes : 0);
-}
-
-absl::Status SsdTier::WriteFragment(const FragmentWrite& write, const Slot& slot) {
-  if (cipher_ == nullptr) {
-    return files_->Write(slot.region, slot.offset, write.room, write.meta.bytes);
-  }
-  std::vector<std::byte> sealed(StoredBytes(write.meta));
-  CRUMB_RETURN_IF_ERROR(cipher_->Seal(write.meta, write.room.first(write.meta.bytes), sealed));
-  return files_->Write(slot.region, slot.offset, sealed, sealed.size());
 }
 
 void SsdTier::WriteEntries(std::span<Incoming> incoming) {

@@ -94,7 +94,7 @@ Node::Node(const Profile& profile, Disk& disk, const std::string& tenants_file,
       events({4, static_cast<size_t>(limits.durable_waits_max)}, metrics) {
   storage::StoreEvents store_events;
   store_events.durable = [this](const KeyspaceId& keyspace, const PageKey& key) {
-    events.OnDurable(keyspace, key);
+    events.SettleWaits(keyspace, key);
   };
   store_events.page = [this](const storage::PageEvent& event) { events.Publish(event); };
   store_events.slab_gone = [this](uint32_t slab) { TellSlabGone(slab); };

@@ -14,7 +14,7 @@ CallFixture::CallFixture(Limits limits, SessionLimits session_limits)
       events_({4, 16}, metrics_),
       store_(256, 32 << 10,
              {[this](const KeyspaceId& keyspace, const PageKey& key) {
-                events_.OnDurable(keyspace, key);
+                events_.SettleWaits(keyspace, key);
               },
               [this](const storage::PageEvent& event) {
                 events_.Publish(event);

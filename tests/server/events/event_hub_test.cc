@@ -113,7 +113,7 @@ class DurableWaitsTest : public EventHubTest {
   MemoryStore store_{
       16,
       4096,
-      {[this](const KeyspaceId& keyspace, const PageKey& key) { hub_.OnDurable(keyspace, key); },
+      {[this](const KeyspaceId& keyspace, const PageKey& key) { hub_.SettleWaits(keyspace, key); },
        [this](const storage::PageEvent& event) { hub_.Publish(event); }}};
 };
 
@@ -179,8 +179,8 @@ TEST_F(DurableWaitsTest, OneTenantTakesNeitherAllWatchersNorAllWaits) {
   hub.AwaitDurable(Commit(10), of_b);
   EXPECT_EQ(metrics_.notices_dropped.value(), 2u) << "two of a's four waits are beyond its part";
   Flush();
-  for (int i = 0; i < 4; ++i) hub.OnDurable(Space(1), Key(i));
-  hub.OnDurable(Space(1), Key(10));
+  for (int i = 0; i < 4; ++i) hub.SettleWaits(Space(1), Key(i));
+  hub.SettleWaits(Space(1), Key(10));
   EXPECT_EQ(KeysOf(*of_a), 2u);
   EXPECT_EQ(KeysOf(*of_b), 1u);
   hub.AwaitDurable(Commit(2), of_a);
@@ -215,7 +215,7 @@ class ManyWaitsTest : public DurableWaitsTest {
   CountingStore counting_{
       256,
       4096,
-      {[this](const KeyspaceId& keyspace, const PageKey& key) { hub_.OnDurable(keyspace, key); },
+      {[this](const KeyspaceId& keyspace, const PageKey& key) { hub_.SettleWaits(keyspace, key); },
        [this](const storage::PageEvent& event) { hub_.Publish(event); }}};
 };
 
