@@ -321,7 +321,7 @@ void CpuSequence::DropFresh(std::span<const int32_t> accepted) {
 
 absl::Status CpuSequence::CompletePages(int page_end) {
   // A page for which there is no memory now is stored by a later call; its rows stay until then.
-  const absl::Status reserved = ReservePages(page_end);
+  absl::Status reserved = ReservePages(page_end);
   StoreLayers(0, parts_.options.own_layers(), std::min(page_end, static_cast<int>(pages_.size())));
   int stored = layers_.front().stored_pages;
   for (const LayerState& layer : layers_) stored = std::min(stored, layer.stored_pages);
@@ -358,7 +358,7 @@ absl::Status CpuSequence::Finish() {
   if (finished_) return absl::FailedPreconditionError("the sequence was finished");
   DropFresh({});
   const int page_end = Publishes() ? log_.length() / kPageTokens : 0;
-  const absl::Status status = CompletePages(page_end);
+  absl::Status status = CompletePages(page_end);
   finished_ = true;
   lease_.reset();
   pages_.clear();
