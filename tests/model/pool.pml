@@ -716,7 +716,7 @@ leave: /* DevicePools::Leave */
 
 /* ---- A worker process. Its steps are commands; it dies between any two of them. ---- */
 
-/* One Reserve at a time: RunningPool::reserving_. */
+/* One Reserve at a time: DevicePool::reserving_. */
 #define WAITS_1(l) (call[l] == RESERVE && !given_up[l] && call_session[l] == session_of[w])
 #if LANES_EACH > 1
 #define WAITS(w) (WAITS_1(w * LANES_EACH) || WAITS_1(w * LANES_EACH + 1))
@@ -777,7 +777,7 @@ proctype Process(byte w) {
            :: reading[l] != NONE ->
              reading[l] = NONE; Call(l, RELEASE_LEASE, c, 0)
 #if SESSIONS_EACH > 1
-           :: unsettled[w] && (members & BIT(c)) -> /* RunningPool::SettleFormer */
+           :: unsettled[w] && (members & BIT(c)) -> /* DevicePool::SettleFormer */
              c = w * SESSIONS_EACH; Call(l, RELEASE_ALL_BUT, c, blank[c] | own[c])
            :: own[w * SESSIONS_EACH] != 0 && c != w * SESSIONS_EACH ->
              c = w * SESSIONS_EACH;

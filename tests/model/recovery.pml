@@ -26,7 +26,7 @@
 #define BIT(i) (1 << (i))
 #define NONE 255
 
-/* ---- A worker process: RunningPool. ---- */
+/* ---- A worker process: DevicePool. ---- */
 
 mtype:life = { RUNS, DYING, DEAD };
 mtype:life process_state[PROCESSES];
@@ -212,7 +212,7 @@ proctype Process(byte w) {
       fi
     }
 #endif
-    atomic { /* ClaimAll lists, under RunningPool::mutex_ */
+    atomic { /* ClaimAll lists, under DevicePool::mutex_ */
       listed_for[w] = session[w]; to_claim[w] = writes[w] | reads[w]
     }
   /* ClaimSlots, one slot after another; the process may let slots go between. */
@@ -273,7 +273,7 @@ proctype Process(byte w) {
        holders[1] = holders[1] | BIT(w); answer_slot[w] = 1; answer_from[w] = crumbd;
        acquires[w] = acquires[w] + 1 }
 #endif
-  :: atomic { answer_slot[w] != NONE -> /* RunningPool::Hold, CheckLeased */
+  :: atomic { answer_slot[w] != NONE -> /* DevicePool::Hold, CheckLeased */
        s = answer_slot[w]; answer_slot[w] = NONE;
        if
 #ifndef FAULT_LEASE_OF_EARLIER_CRUMBD

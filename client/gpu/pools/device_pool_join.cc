@@ -4,7 +4,7 @@
 #include <map>
 #include <utility>
 
-#include "client/gpu/pools/running_pool.h"
+#include "client/gpu/pools/device_pool.h"
 #include "common/logging.h"
 #include "common/status_macros.h"
 
@@ -16,7 +16,7 @@ constexpr size_t kFormerMax = 16;
 
 }  // namespace
 
-void RunningPool::JoinAgain() {
+void DevicePool::JoinAgain() {
   {
     MutexLock lock(&mutex_);
     if (!join_due_ && session_ != nullptr && session_->connected()) return;
@@ -37,7 +37,7 @@ void RunningPool::JoinAgain() {
   }
 }
 
-void RunningPool::AddFormer(std::shared_ptr<PoolSession> session) {
+void DevicePool::AddFormer(std::shared_ptr<PoolSession> session) {
   if (former_.size() >= kFormerMax) former_.pop_front();
   former_.push_back(std::move(session));
 }
@@ -45,7 +45,7 @@ void RunningPool::AddFormer(std::shared_ptr<PoolSession> session) {
 // crumbd may have granted a Reserve or Claim whose response was lost with its connection. A slot
 // that was reserved over a former connection is used only if it has a record: there is a new
 // session, and a late caller notices that under the lock.
-void RunningPool::SettleFormer() {
+void DevicePool::SettleFormer() {
   std::vector<std::pair<std::shared_ptr<PoolSession>, std::vector<uint64_t>>> due;
   {
     MutexLock lock(&mutex_);
@@ -70,7 +70,7 @@ void RunningPool::SettleFormer() {
   }
 }
 
-absl::Status RunningPool::Join() {
+absl::Status DevicePool::Join() {
   PoolJoin request = {.name = name_};
   {
     MutexLock lock(&mutex_);
@@ -84,8 +84,8 @@ absl::Status RunningPool::Join() {
   return part;
 }
 
-absl::Status RunningPool::StartSession(const std::shared_ptr<PoolSession>& session,
-                                       UniqueFd roster) {
+absl::Status DevicePool::StartSession(const std::shared_ptr<PoolSession>& session,
+                                      UniqueFd roster) {
   bool first;
   {
     MutexLock lock(&mutex_);
@@ -112,7 +112,7 @@ absl::Status RunningPool::StartSession(const std::shared_ptr<PoolSession>& sessi
 }
 
 // Claims the slots that the caller holds, keyspace by keyspace.
-absl::Status RunningPool::ClaimAll(const std::shared_ptr<PoolSession>& session) {
+absl::Status DevicePool::ClaimAll(const std::shared_ptr<PoolSession>& session) {
   std::map<KeyspaceId, std::vector<SlotClaim>> claims;
   {
     MutexLock lock(&mutex_);
@@ -154,9 +154,9 @@ absl::Status RunningPool::ClaimAll(const std::shared_ptr<PoolSession>& session) 
   return absl::OkStatus();
 }
 
-absl::Status RunningPool::ClaimWithoutHeaders(PoolSession& session,
-                                              std::span<const SlotClaim> claims,
-                                              std::vector<bool>* claimed) {
+absl::Status DevicePool::ClaimWithoutHeaders(PoolSession& session,
+                                             std::span<const SlotClaim> claims,
+                                             std::vector<bool>* claimed) {
   std::vector<size_t> refused;
   std::vector<SlotClaim> bare;
   for (size_t i = 0; i < claims.size(); ++i) {
