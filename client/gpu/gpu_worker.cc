@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "client/gpu/device/owned.h"
 #include "client/gpu/gpu_batch.h"
 #include "client/gpu/gpu_sequence.h"
 #include "common/logging.h"
@@ -52,6 +53,48 @@ absl::Status CheckPools(const DeviceWorkerOptions& options) {
   }
   return absl::OkStatus();
 }
+
+// DevicePageReader copies pages from device memory to the host with the copy engine, on a stream of
+// its own. It returns the checksums that the pages were made with, so that crumbd detects errors of
+// the copy.
+class DevicePageReader final : public PageReader {
+ public:
+  // Both are borrowed.
+  static absl::StatusOr<std::unique_ptr<PageReader>> Create(Device& device, ArenaPinner& pinner) {
+    std::unique_ptr<DevicePageReader> reader(new DevicePageReader(device, pinner));
+    CRUMB_ASSIGN_OR_RETURN(reader->stream_, NewStream(device));
+    CRUMB_ASSIGN_OR_RETURN(reader->done_, NewEvent(device));
+    return reader;
+  }
+
+  // Called by one thread at a time. Pages are published after their pass is done, so that the
+  // copies wait for nothing.
+  absl::StatusOr<std::vector<std::vector<uint32_t>>> Read(
+      std::span<const std::shared_ptr<const Page>> pages, std::span<std::byte* const> to) override {
+    std::vector<std::vector<uint32_t>> sums;
+    std::vector<DeviceCopy> copies;
+    for (size_t i = 0; i < pages.size(); ++i) {
+      copies.push_back({reinterpret_cast<uint64_t>(to[i]),
+                        reinterpret_cast<uint64_t>(pages[i]->tiles), pages[i]->bytes});
+      sums.push_back(pages[i]->tile_sums);
+    }
+    const std::shared_ptr<const PinnedArena> arena = pinner_.Use();
+    const absl::Status queued = device_.ToHost(arena->CutToHost(copies), stream_.get());
+    // Waits even after an error, because some copies to memory of the caller may be in flight.
+    CRUMB_RETURN_IF_ERROR(device_.Record(done_.get(), stream_.get()));
+    CRUMB_RETURN_IF_ERROR(device_.Synchronize(done_.get()));
+    CRUMB_RETURN_IF_ERROR(queued);
+    return sums;
+  }
+
+ private:
+  DevicePageReader(Device& device, ArenaPinner& pinner) : device_(device), pinner_(pinner) {}
+
+  Device& device_;
+  ArenaPinner& pinner_;
+  OwnedStream stream_;
+  OwnedEvent done_;
+};
 
 }  // namespace
 

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "client/gpu/device/arena_pinner.h"
-#include "client/gpu/device_page_reader.h"
 #include "client/gpu/gpu_worker_parts.h"
 #include "client/gpu/page_scrubber.h"
 #include "client/gpu/prefix_loader.h"
 #include "client/gpu/worker_pools.h"
+#include "client/worker/page_reader.h"
 #include "crumb/device_worker.h"
 
 namespace crumb::client {
@@ -68,7 +68,7 @@ class GpuWorker final : public DeviceWorker {
   std::unique_ptr<WorkerPools> pools_;  // null: all slots are private
   std::unique_ptr<SlotPool> pages_, bf16_pages_, sinks_, decode_rings_, prompt_rings_;
   std::unique_ptr<EvictResults> results_;
-  std::unique_ptr<DevicePageReader> reader_;
+  std::unique_ptr<PageReader> reader_;
   std::unique_ptr<PrefixLoader> loader_;
   std::unique_ptr<PageSettler> settler_;
   std::unique_ptr<SequenceStarter> starter_;  // its publisher's thread uses everything above

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/worker/page.h"
+#include "common/crc32c.h"
 
 namespace crumb::client {
 
@@ -30,7 +31,16 @@ class PageReader {
 class HostPageReader final : public PageReader {
  public:
   absl::StatusOr<std::vector<std::vector<uint32_t>>> Read(
-      std::span<const std::shared_ptr<const Page>> pages, std::span<std::byte* const> to) override;
+      std::span<const std::shared_ptr<const Page>> pages, std::span<std::byte* const> to) override {
+    std::vector<std::vector<uint32_t>> sums(pages.size());
+    for (size_t i = 0; i < pages.size(); ++i) {
+      const Page& page = *pages[i];
+      for (size_t at = 0; at < page.bytes; at += page.tile_bytes) {
+        sums[i].push_back(CopyCrc32c(to[i] + at, {page.tiles + at, page.tile_bytes}));
+      }
+    }
+    return sums;
+  }
 };
 
 }  // namespace crumb::client

@@ -62,7 +62,9 @@ void EventHub::AwaitDurable(const FragmentHeader& fragment,
       store->DurabilityOf(fragment.keyspace, fragment.key, fragment.generation, fragment.range);
   if (state == storage::Durability::kPending) return;
   const std::optional<DurableWait> wait = TakeWait(page, fragment, notices);
-  if (wait && state == storage::Durability::kDurable) Notify(page, *wait);
+  if (!wait || state != storage::Durability::kDurable) return;
+  metrics_.notices_dropped.Add(wait->commits -
+                               notices->AddDurable(page.first, page.second, wait->commits));
 }
 
 bool EventHub::AddWait(const PageName& page, const FragmentHeader& fragment,
@@ -114,13 +116,6 @@ std::optional<EventHub::DurableWait> EventHub::TakeWait(
   return taken;
 }
 
-void EventHub::Notify(const PageName& page, const DurableWait& wait) {
-  const std::shared_ptr<NoticeQueue> notices = wait.notices.lock();
-  if (notices == nullptr) return;
-  const uint64_t added = notices->AddDurable(page.first, page.second, wait.commits);
-  metrics_.notices_dropped.Add(wait.commits - added);
-}
-
 void EventHub::SettleWaits(const KeyspaceId& keyspace, const PageKey& key) {
   const PageName page = {keyspace, key};
   const storage::TieredStore* const store = store_.load();
@@ -141,11 +136,14 @@ void EventHub::SettleWaits(const KeyspaceId& keyspace, const PageKey& key) {
     std::vector<DurableWait> ended;
     std::vector<DurableWait> pending;
     for (DurableWait& wait : waits) {
+      const std::shared_ptr<NoticeQueue> notices = wait.notices.lock();
       const storage::Durability state =
-          wait.notices.expired()
-              ? storage::Durability::kNone
-              : store->DurabilityOf(page.first, page.second, wait.generation, wait.range);
-      if (state == storage::Durability::kDurable) Notify(page, wait);
+          notices == nullptr ? storage::Durability::kNone
+                             : store->DurabilityOf(keyspace, key, wait.generation, wait.range);
+      if (state == storage::Durability::kDurable) {
+        metrics_.notices_dropped.Add(wait.commits -
+                                     notices->AddDurable(keyspace, key, wait.commits));
+      }
       (state == storage::Durability::kPending ? pending : ended).push_back(std::move(wait));
     }
     again = EndSettling(page, std::move(ended), pending);

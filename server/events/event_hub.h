@@ -110,7 +110,6 @@ class EventHub {
   // Takes one wait out. nullopt: another thread settles it.
   std::optional<DurableWait> TakeWait(const PageName& page, const FragmentHeader& fragment,
                                       const std::shared_ptr<NoticeQueue>& notices);
-  void Notify(const PageName& page, const DurableWait& wait);
   // Forgets `ended` and puts `pending` back. Returns true, with the page's waits in `pending`, if
   // they must be looked at again.
   bool EndSettling(const PageName& page, std::vector<DurableWait> ended,
