@@ -295,7 +295,7 @@ absl::Status GpuWorker::Allocate() {
 absl::Status GpuWorker::ProvideFor(const KeyspaceBinding& keyspace) {
   if (keyspace.history_format != PageFormat::kBf16) return absl::OkStatus();
   const int count = device_options_.bf16_pages;
-  const absl::Status provided = bf16_pages_->Provide();
+  absl::Status provided = bf16_pages_->Provide();
   if (count > 0 && !absl::IsResourceExhausted(provided)) return provided;
   return absl::ResourceExhaustedError(
       "sequences of " + options_.model + " store BF16 now, and there is no device memory for " +

@@ -88,7 +88,7 @@ class DevicePool final : private PoolListener {
                                                           DeviceMemory& memory, Client& client);
 
   // Ends calls under way. REQUIRES: no slot is held.
-  ~DevicePool();
+  ~DevicePool() override;
 
   // Returns a blank slot without blocking, or null if none is ready.
   std::shared_ptr<const DeviceSlot> TakeBlank();
