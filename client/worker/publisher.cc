@@ -203,8 +203,8 @@ void Publisher::PublishBatch(std::vector<Item> batch) {
     if (!slots.ok()) return CountFailure(slots.status(), batch.size() - next);
     if (slots->empty()) return CountDropped(tally_.publish_dropped_room, batch.size() - next);
     size_t counted = 0;
-    const absl::Status committed =
-        WriteAndCommit(std::span(batch).subspan(next, slots->size()), *std::move(slots), &counted);
+    const std::span<const Item> items = std::span(batch).subspan(next, slots->size());
+    const absl::Status committed = WriteAndCommit(items, *std::move(slots), &counted);
     next += counted;
     if (!committed.ok()) return CountFailure(committed, batch.size() - next);
   }

@@ -146,12 +146,12 @@ void EventHub::SettleWaits(const KeyspaceId& keyspace, const PageKey& key) {
       }
       (state == storage::Durability::kPending ? pending : ended).push_back(std::move(wait));
     }
-    again = EndSettling(page, std::move(ended), pending);
+    again = EndSettling(page, ended, pending);
     waits = std::move(pending);
   }
 }
 
-bool EventHub::EndSettling(const PageName& page, std::vector<DurableWait> ended,
+bool EventHub::EndSettling(const PageName& page, const std::vector<DurableWait>& ended,
                            std::vector<DurableWait>& pending) {
   MutexLock lock(&mutex_);
   PageWaits& waits = durable_waits_.find(page)->second;  // it stays while it is being settled

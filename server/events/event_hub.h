@@ -112,7 +112,7 @@ class EventHub {
                                       const std::shared_ptr<NoticeQueue>& notices);
   // Forgets `ended` and puts `pending` back. Returns true, with the page's waits in `pending`, if
   // they must be looked at again.
-  bool EndSettling(const PageName& page, std::vector<DurableWait> ended,
+  bool EndSettling(const PageName& page, const std::vector<DurableWait>& ended,
                    std::vector<DurableWait>& pending);
   // Gives the room of a wait back that is not in its page's list any more.
   void ForgetLocked(const PageName& page, const DurableWait& wait)
