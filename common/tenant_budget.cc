@@ -21,11 +21,9 @@ TenantBudget::Taken TenantBudget::Take(const std::string& tenant, uint64_t amoun
   const auto found = held_.find(tenant);
   const uint64_t held = found == held_.end() ? 0 : found->second;
   const bool first_unit = held == 0 && amount == 1;
-  const uint64_t left_by_others = total_ - (used - held);
-  // Divided first, so that totals in bytes do not overflow.
-  const uint64_t part =
-      left_by_others / 100 * part_max_percent_ + left_by_others % 100 * part_max_percent_ / 100;
-  if (!first_unit && held + amount > part) return Taken::kPartFull;
+  if (!first_unit && held + amount > TenantPart(total_, used - held, part_max_percent_)) {
+    return Taken::kPartFull;
+  }
   held_[tenant] += amount;
   used_.store(used + amount);
   return Taken::kYes;

@@ -12,6 +12,15 @@
 
 namespace crumb {
 
+// Returns the part of `total` units that a tenant may hold while the others hold `others`:
+// `part_max_percent` of what they leave.
+inline uint64_t TenantPart(uint64_t total, uint64_t others, int64_t part_max_percent) {
+  const auto percent = static_cast<uint64_t>(part_max_percent);
+  const uint64_t left = total > others ? total - others : 0;
+  // Divided first, so that totals in bytes do not overflow.
+  return left / 100 * percent + left % 100 * percent / 100;
+}
+
 // A bounded resource that several tenants draw from: streams, queue places, sessions, bytes. No
 // tenant can take all of it: a tenant may hold at most `part_max_percent` of what the other tenants
 // leave. With 50, a tenant that is alone gets one half, a second one a quarter, a third one an
@@ -31,7 +40,7 @@ class TenantBudget {
 
   // REQUIRES: part_max_percent is from 1 to 100.
   TenantBudget(uint64_t total, int64_t part_max_percent)
-      : total_(total), part_max_percent_(static_cast<uint64_t>(part_max_percent)) {}
+      : total_(total), part_max_percent_(part_max_percent) {}
   TenantBudget(const TenantBudget&) = delete;
 
   // Takes `amount` units for a tenant, or none. Taking 0 units always succeeds, also for a tenant
@@ -54,7 +63,7 @@ class TenantBudget {
   bool tells_apart() const { return part_max_percent_ < 100; }
 
   const uint64_t total_;
-  const uint64_t part_max_percent_;
+  const int64_t part_max_percent_;
   std::atomic<uint64_t> used_{0};
   mutable Mutex mutex_;
   // Tenants that hold something.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "common/tenant_budget.h"
 
 namespace crumb::storage {
 
@@ -26,7 +27,7 @@ class HeldBytes {
   // part_max_percent is from 1 to 100.
   void SetBound(uint64_t total, int64_t part_max_percent) {
     total_ = total;
-    part_max_percent_ = static_cast<uint64_t>(part_max_percent);
+    part_max_percent_ = part_max_percent;
   }
   bool bounded() const { return total_ > 0; }
 
@@ -35,11 +36,7 @@ class HeldBytes {
   bool Fits(const Account& account, uint64_t bytes) const {
     if (bytes == 0 || !bounded()) return true;
     const uint64_t own = tenants_[account.tenant];
-    const uint64_t others = used_ - own;
-    const uint64_t left = total_ > others ? total_ - others : 0;
-    // Divided first, so that totals in bytes do not overflow.
-    const uint64_t part = left / 100 * part_max_percent_ + left % 100 * part_max_percent_ / 100;
-    return own + bytes <= part;
+    return own + bytes <= TenantPart(total_, used_ - own, part_max_percent_);
   }
   void Add(Account& account, uint64_t bytes) {
     if (!bounded()) return;
@@ -67,7 +64,7 @@ class HeldBytes {
 
  private:
   uint64_t total_ = 0;  // 0: no bound
-  uint64_t part_max_percent_ = 100;
+  int64_t part_max_percent_ = 100;
   uint64_t used_ = 0;
   std::vector<uint64_t> tenants_ = {0};  // bytes, by number
   // The tenants that ever had a keyspace, which are few.

@@ -45,13 +45,12 @@ void KeepEachOnce(std::vector<PageHandle>* pages) {
 }  // namespace
 
 absl::StatusOr<Slot> HostRoom::Reserve(const KeyspaceId& keyspace, uint64_t bytes,
-                                       uint64_t departing_bytes_max,
-                                       std::vector<Departure>* departures) {
+                                       MayDepart may_depart, std::vector<Departure>* departures) {
   if (bytes > state_.memory->slab_bytes()) {
     return absl::InvalidArgumentError("a fragment of " + std::to_string(bytes) +
                                       " bytes is larger than a slab: raise host.slab_bytes");
   }
-  Demotion demotion = {state_.clock.Now(), departing_bytes_max, departures};
+  Demotion demotion = {state_.clock.Now(), may_depart, departures};
   Search search = {.bytes = bytes};
   bool tenants = false;
   for (bool first = true; first || (!tenants && search.goes_on()); first = false) {
@@ -120,13 +119,13 @@ bool HostRoom::EvictOne(Search& search, Demotion& demotion) {
 }
 
 bool HostRoom::Evict(PageHandle page, Demotion& demotion) {
-  const bool worth_keeping = !state_.options.demote_only_hit || state_.table[page].was_hit;
-  const uint64_t absent_bytes = BytesAbsentBelow(state_.table[page]);
-  if (absent_bytes == 0 || !worth_keeping || absent_bytes > demotion.bytes_max) {
+  const Page& leaving = state_.table[page];
+  const bool worth_keeping = !state_.options.demote_only_hit || leaving.was_hit;
+  const uint64_t absent_bytes = BytesAbsentBelow(leaving);
+  if (absent_bytes == 0 || !worth_keeping || !demotion.may_depart(leaving.keyspace, absent_bytes)) {
     state_.table.Remove(page, RemovalReason::kCapacity, demotion.now);
     return true;
   }
-  demotion.bytes_max -= absent_bytes;
   state_.Depart(page, demotion.departures);
   return false;
 }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "storage/host_state.h"
 
 namespace crumb::storage {
@@ -20,13 +21,17 @@ class HostRoom {
   explicit HostRoom(HostState& state) : state_(state) {}
   HostRoom(const HostRoom&) = delete;
 
+  // Whether so many bytes of a page of this keyspace can be queued for the tier below, beside those
+  // for which it was true before. Called with HostState::mutex held.
+  using MayDepart = absl::FunctionRef<bool(const KeyspaceId& keyspace, uint64_t bytes)>;
+
   // Returns a slot for `bytes` in a slab of the keyspace's tenant, not visible yet, evicting pages
   // of that tenant for it, or emptying another's slab where that one has more than its part. Pages
-  // that the tier below lacks are kept and returned as departures, to be queued, up to
-  // `departing_bytes_max`; beyond that they are lost. kResourceExhausted: every slot is in use or
-  // referred to; kInvalidArgument: no slab is so large.
-  absl::StatusOr<Slot> Reserve(const KeyspaceId& keyspace, uint64_t bytes,
-                               uint64_t departing_bytes_max, std::vector<Departure>* departures);
+  // that the tier below lacks are kept and returned as departures, to be queued, if they may
+  // depart; the others are lost. kResourceExhausted: every slot is in use or referred to;
+  // kInvalidArgument: no slab is so large.
+  absl::StatusOr<Slot> Reserve(const KeyspaceId& keyspace, uint64_t bytes, MayDepart may_depart,
+                               std::vector<Departure>* departures);
   std::span<std::byte> Memory(const Slot& slot) const { return state_.Memory(slot); }
   void Abandon(const Slot& slot);
 
@@ -46,7 +51,7 @@ class HostRoom {
   // Host memory that a call may still hand to the tier below, and what it handed.
   struct Demotion {
     TimePoint now;
-    uint64_t bytes_max = 0;
+    MayDepart may_depart;
     std::vector<Departure>* departures = nullptr;
   };
   // A search for room, which goes on over several holds of the lock.

@@ -219,7 +219,7 @@ size_t HostTier::CountPrefix(const AcquireRequest& request, size_t first, size_t
   return count;
 }
 
-void HostTier::NameFragments(const AcquireRequest& request, std::span<const Tier> found_in,
+bool HostTier::NameFragments(const AcquireRequest& request, std::span<const Tier> found_in,
                              TimePoint now, std::vector<PageHandle>* pages,
                              std::vector<FragmentRef>* fragments) {
   fragments->reserve(std::min(pages->size(), request.fragments_max));
@@ -369,33 +369,28 @@ void HostTier::ForEachPage(const KeyspaceId& keyspace,
   }
 }
 
-std::vector<Departure> HostTier::RefAbsentBelow(size_t pages_max, bool only_hit, PageWalk* walk) {
+std::vector<Departure> HostTier::RefAbsentBelow(const PageSelection& selection,
+                                                size_t fragments_max, uint64_t bytes_max,
+                                                PageWalk* walk) {
   std::vector<Departure> departures;
-  size_t pages = 0;
+  uint64_t bytes = 0;
   MutexLock lock(&state_.mutex);
   const PageHandle end = std::min(state_.table.handles_end(), walk->next + kWalkPages);
-  for (; walk->next < end && pages < pages_max; ++walk->next) {
+  for (; walk->next < end && departures.size() < fragments_max && bytes < bytes_max; ++walk->next) {
     const Page& page = state_.table[walk->next];
-    if (!page.resident || page.added > walk->begun || (only_hit && !page.was_hit)) continue;
+    if (!page.resident || page.added > walk->begun) continue;
+    if ((selection.only_hit && !page.was_hit) || !selection.Has(page.keyspace)) continue;
     const size_t before = departures.size();
     state_.Depart(walk->next, &departures);
-    if (departures.size() > before) ++pages;
+    for (size_t i = before; i < departures.size(); ++i) bytes += departures[i].meta.bytes;
   }
   walk->over = walk->next == state_.table.handles_end();
   return departures;
 }
 
-void HostTier::CountNotBelow(bool only_hit, PageWalk* walk, NotBelowCounts* counts) const {
-  KeyspaceId counted_keyspace;
-  NotBelow counted;  // of that keyspace
+void HostTier::CountNotBelow(const PageSelection& selection, PageWalk* walk,
+                             NotBelow* counts) const {
   MutexLock lock(&state_.mutex);
-  const auto add_counted = [&] {
-    state_.mutex.AssertHeld();
-    counts->all += counted;
-    const std::optional<std::string> owner = state_.losses.OwnerOf(counted_keyspace);
-    if (owner) counts->tenants[*owner] += counted;
-    counted = NotBelow();
-  };
   const PageHandle end = std::min(state_.table.handles_end(), walk->next + kWalkPages);
   for (; walk->next < end; ++walk->next) {
     const Page& page = state_.table[walk->next];
@@ -408,18 +403,13 @@ void HostTier::CountNotBelow(bool only_hit, PageWalk* walk, NotBelowCounts* coun
       queued |= fragment.below == Below::kQueued;
       refused |= fragment.below == Below::kRefused;
     }
-    if (!absent && !queued && !refused) continue;
-    const bool unread = only_hit && !page.was_hit;
-    if (page.keyspace != counted_keyspace) {
-      add_counted();
-      counted_keyspace = page.keyspace;
-    }
-    ++(refused  ? counted.refused
-       : unread ? counted.unread
-       : absent ? counted.absent
-                : counted.queued);
+    if ((!absent && !queued && !refused) || !selection.Has(page.keyspace)) continue;
+    const bool unread = selection.only_hit && !page.was_hit;
+    ++(refused  ? counts->refused
+       : unread ? counts->unread
+       : absent ? counts->absent
+                : counts->queued);
   }
-  add_counted();
   walk->over = walk->next == state_.table.handles_end();
 }
 

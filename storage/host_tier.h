@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
-#include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "storage/host_state.h"
 
 namespace crumb::storage {
@@ -39,9 +39,13 @@ struct NotBelow {
     return *this;
   }
 };
-struct NotBelowCounts {
-  NotBelow all;
-  std::map<std::string, NotBelow> tenants;  // those with such pages
+
+// The pages of a walk that count.
+struct PageSelection {
+  bool only_hit = false;  // those that were read since they came are admitted to the tier below
+  std::optional<absl::flat_hash_set<KeyspaceId>> keyspaces;  // none: of all
+
+  bool Has(const KeyspaceId& keyspace) const { return !keyspaces || keyspaces->contains(keyspace); }
 };
 
 // Host memory as a tier: look-ups, references and the way of its pages to the tier below. A call on
@@ -117,14 +121,13 @@ class HostTier {
                    const std::function<void(const PageKey&)>& visit) const;
 
   PageWalk BeginWalk() const { return {.begun = state_.clock.Now()}; }
-  // Marks fragments of the walk's next pages that the tier below lacks as queued and refers to
-  // each; of `pages_max` pages at most. With `only_hit`, those of pages that were read since they
-  // came.
-  std::vector<Departure> RefAbsentBelow(size_t pages_max, bool only_hit, PageWalk* walk);
+  // Marks fragments of the walk's next pages that are admitted and that the tier below lacks as
+  // queued and refers to each. Ends with the page that reaches one of the bounds.
+  std::vector<Departure> RefAbsentBelow(const PageSelection& selection, size_t fragments_max,
+                                        uint64_t bytes_max, PageWalk* walk);
   // Adds the walk's next pages that the tier below lacks to `counts`.
-  void CountNotBelow(bool only_hit, PageWalk* walk, NotBelowCounts* counts) const;
-  // Does what the first overload does, for these pages, which are owed to their writers from now
-  // on.
+  void CountNotBelow(const PageSelection& selection, PageWalk* walk, NotBelow* counts) const;
+  // Does what the first overload does, for these pages, admitted or not.
   std::vector<Departure> RefAbsentBelow(const KeyspaceId& keyspace, std::span<const PageKey> keys);
   // The slot's bytes while the page is resident, empty when it was removed.
   std::span<const std::byte> View(const Departure& departure) const;

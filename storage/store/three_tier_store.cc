@@ -98,6 +98,7 @@ absl::Status ThreeTierStore::Start(const OpenFragmentTier& open_below, StoreStar
       WriteThrough::Options{
           .pages_max = static_cast<size_t>(options_.ssd.write_queue_pages_max),
           .bytes_max = has_below() ? host_state_->memory->total_bytes() / kQueuedFraction : 0,
+          .part_max_percent = part_max_percent,
           .flush_only_hit = only_hit()},
       *host_, *room_, host_state_->losses, *below_,
       [this](const KeyspaceId& keyspace, const PageKey& key) {
@@ -109,7 +110,7 @@ absl::Status ThreeTierStore::Start(const OpenFragmentTier& open_below, StoreStar
   size_t room = static_cast<size_t>(options_.ssd.write_queue_pages_max);
   for (PageWalk walk = host_->BeginWalk(); !walk.over && room > 0;) {
     const WriteThrough::Queueing queueing(*writer_);
-    const auto departures = host_->RefAbsentBelow(room, /*only_hit=*/false, &walk);
+    const auto departures = host_->RefAbsentBelow({}, room, UINT64_MAX, &walk);
     room -= std::min(room, departures.size());
     writer_->Enqueue(departures);
   }

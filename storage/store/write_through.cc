@@ -8,30 +8,8 @@
 namespace crumb::storage {
 namespace {
 
-// One sync for each extent covers a batch: large enough to be cheap, small enough to be soon.
-constexpr size_t kBatchFragmentsMax = 64;
-constexpr uint64_t kBatchBytesMax = uint64_t{64} << 20;
-// Rounds of a Flush, each of which writes and then counts. One is enough unless pages leave host
-// memory, or are admitted, at the same moment. What the last one finds on its way to the tier below
-// counts as not durable.
-constexpr int kFlushRoundsMax = 4;
-
-absl::Status Stopping() { return absl::UnavailableError("the store is stopping"); }
-
-// Counts the pages that departures belong to. Those of one page follow each other.
-size_t PagesOf(std::span<const Departure> departures) {
-  size_t pages = 0;
-  for (size_t i = 0; i < departures.size(); ++i) {
-    if (i == 0 || departures[i].page != departures[i - 1].page) ++pages;
-  }
-  return pages;
-}
-
-FlushReport StoppingReport() {
-  FlushReport report;
-  report.failed = Stopping();
-  return report;
-}
+// Fragments that are queued before other threads get the lock: some 50 us.
+constexpr size_t kEnqueuedPerHold = 256;
 
 }  // namespace
 
@@ -44,36 +22,56 @@ WriteThrough::WriteThrough(const Options& options, HostTier& host, HostRoom& roo
       losses_(losses),
       below_(below),
       durable_(std::move(durable)),
+      queue_({.fragments_max = options.pages_max,
+              .bytes_max = options.bytes_max,
+              .part_max_percent = options.part_max_percent}),
       thread_("crumb-ssd-write", [this] { Run(); }) {}
 
 WriteThrough::~WriteThrough() { Stop(TimePoint::min()); }
 
 size_t WriteThrough::Enqueue(std::span<const Departure> departures) {
-  size_t taken = 0;
-  {
+  std::vector<Departure> refused;
+  PageHandle counted = kNoPage;
+  size_t pages = 0;
+  for (size_t next = 0; next < departures.size();) {
+    const KeyspaceId& keyspace = departures[next].meta.keyspace;
+    const std::string tenant = host_.TenantOf(keyspace);
+    const size_t end = std::min(departures.size(), next + kEnqueuedPerHold);
     MutexLock lock(&mutex_);
-    for (; taken < departures.size() && !refusing_; ++taken) {
-      const uint64_t bytes = departures[taken].meta.bytes;
-      if (queue_.size() >= options_.pages_max || queue_bytes_ + bytes > options_.bytes_max) break;
-      queue_.push_back(departures[taken]);
-      queue_bytes_ += bytes;
-      ++enqueued_;
+    for (; next < end && departures[next].meta.keyspace == keyspace; ++next) {
+      const Departure& departure = departures[next];
+      if (refusing_ || !queue_.Push(tenant, departure)) {
+        refused.push_back(departure);
+      } else if (std::exchange(counted, departure.page) != departure.page) {
+        ++pages;
+      }
     }
-    if (taken > 0) wake_.NotifyOne();
+    if (!queue_.empty()) wake_.NotifyOne();
   }
-  for (const Departure& refused : departures.subspan(taken)) {
+  for (const Departure& departure : refused) {
     dropped_.Add();
-    host_.Return(refused, Below::kAbsent);
+    host_.Return(departure, Below::kAbsent);
   }
-  return taken;
+  return pages;
 }
 
-WriteThrough::BegunQueueing WriteThrough::BeginQueueing() {
+size_t WriteThrough::BeginQueueing() {
   MutexLock lock(&mutex_);
   ++queueing_[side_];
-  const bool takes = !refusing_ && queue_.size() < options_.pages_max;
-  const uint64_t room_bytes = options_.bytes_max - std::min(options_.bytes_max, queue_bytes_);
-  return {.side = side_, .room_bytes = takes ? room_bytes : 0};
+  return side_;
+}
+
+uint64_t WriteThrough::RoomBytes(const std::string& tenant) const {
+  MutexLock lock(&mutex_);
+  return refusing_ ? 0 : queue_.RoomBytes(tenant);
+}
+
+bool WriteThrough::Queueing::MayQueue(const KeyspaceId& keyspace, uint64_t bytes) {
+  const auto [room, added] = room_bytes_.try_emplace(writer_.host_.TenantOf(keyspace));
+  if (added) room->second = writer_.RoomBytes(room->first);
+  if (bytes > room->second) return false;
+  room->second -= bytes;
+  return true;
 }
 
 void WriteThrough::EndQueueing(size_t side) {
@@ -88,30 +86,21 @@ void WriteThrough::WaitForQueueing() {
 }
 
 absl::StatusOr<Slot> WriteThrough::Reserve(const KeyspaceId& keyspace, uint64_t bytes) {
-  const Queueing queueing(*this);
+  Queueing queueing(*this);
   std::vector<Departure> departures;
-  absl::StatusOr<Slot> slot = room_.Reserve(keyspace, bytes, queueing.room_bytes(), &departures);
-  if (!departures.empty()) {
-    demoted_.Add(PagesOf(std::span(departures).first(Enqueue(departures))));
-  }
+  absl::StatusOr<Slot> slot = room_.Reserve(
+      keyspace, bytes,
+      [&](const KeyspaceId& of_page, uint64_t page_bytes) {
+        return queueing.MayQueue(of_page, page_bytes);
+      },
+      &departures);
+  if (!departures.empty()) demoted_.Add(Enqueue(departures));
   return slot;
 }
 
 size_t WriteThrough::queued() const {
   MutexLock lock(&mutex_);
   return queue_.size() + under_way_.size();
-}
-
-void WriteThrough::Flush(const FlushScope& scope, std::optional<uint64_t> since, FlushDone done) {
-  {
-    MutexLock lock(&mutex_);
-    if (!refusing_) {
-      flushes_.push_back({enqueued_, scope, since, std::move(done)});
-      wake_.NotifyOne();
-      return;
-    }
-  }
-  done(StoppingReport());
 }
 
 void WriteThrough::WaitFor(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
@@ -134,35 +123,36 @@ void WriteThrough::Stop(TimePoint deadline) {
     wake_.NotifyAll();
   }
   thread_.Join();
-  std::deque<Departure> left;
-  std::deque<FlushWaiter> flushes;
+  std::vector<Departure> left;
   {
     MutexLock lock(&mutex_);
-    left.swap(queue_);
-    queue_bytes_ = 0;
-    flushes.swap(flushes_);
+    left = queue_.TakeAll();
   }
   for (const Departure& departure : left) {
     dropped_.Add();
     host_.Return(departure, Below::kAbsent);
   }
-  for (FlushWaiter& flush : flushes) flush.done(StoppingReport());
+  AbandonFlushes();
 }
 
 void WriteThrough::Run() {
   std::vector<Departure> batch;
+  std::vector<FlushWaiter> new_flushes;
   while (true) {
     {
       MutexLock lock(&mutex_);
-      while (queue_.empty() && flushes_.empty() && !stopping_) wake_.Wait(&mutex_);
-      if (stopping_ && (queue_.empty() || StopIsDue())) return;
-      TakeBatch(&batch);
+      while (queue_.empty() && new_flushes_.empty() && flush_turns_.empty() && !stopping_) {
+        wake_.Wait(&mutex_);
+      }
+      const bool idle = queue_.empty() && flush_turns_.empty();
+      if (stopping_ && (idle || StopIsDue())) return;
+      queue_.TakeBatch(&batch);
+      under_way_ = batch;
+      new_flushes.swap(new_flushes_);
     }
-    if (!batch.empty()) {
-      WriteBatch(batch);
-      EndBatch(batch.size());
-    }
-    AnswerFlushes();
+    Write(batch);
+    BeginFlushes(std::exchange(new_flushes, {}));
+    ServeFlush();
   }
 }
 
@@ -170,19 +160,8 @@ bool WriteThrough::StopIsDue() const {
   return stopping_ && std::chrono::steady_clock::now() >= stop_by_;
 }
 
-void WriteThrough::TakeBatch(std::vector<Departure>* batch) {
-  batch->clear();
-  uint64_t bytes = 0;
-  while (!queue_.empty() && batch->size() < kBatchFragmentsMax && bytes < kBatchBytesMax) {
-    bytes += queue_.front().meta.bytes;
-    batch->push_back(queue_.front());
-    queue_.pop_front();
-  }
-  queue_bytes_ -= bytes;
-  under_way_ = *batch;
-}
-
-void WriteThrough::WriteBatch(std::span<const Departure> batch) {
+void WriteThrough::Write(std::span<const Departure> batch) {
+  if (batch.empty()) return;
   std::vector<FragmentWrite> writes;
   std::vector<const Departure*> written;
   for (const Departure& departure : batch) {
@@ -194,9 +173,13 @@ void WriteThrough::WriteBatch(std::span<const Departure> batch) {
     writes.push_back({departure.meta, room});
     written.push_back(&departure);
   }
-  if (writes.empty()) return;
-  const std::vector<absl::Status> statuses = below_.Put(writes);
-  for (size_t i = 0; i < written.size(); ++i) Finish(*written[i], statuses[i]);
+  if (!writes.empty()) {
+    const std::vector<absl::Status> statuses = below_.Put(writes);
+    for (size_t i = 0; i < written.size(); ++i) Finish(*written[i], statuses[i]);
+  }
+  MutexLock lock(&mutex_);
+  under_way_.clear();
+  batch_ended_.NotifyAll();
 }
 
 void WriteThrough::Finish(const Departure& departure, const absl::Status& status) {
@@ -216,118 +199,6 @@ void WriteThrough::Finish(const Departure& departure, const absl::Status& status
   write_failure_ = std::string(status.message());
   dropped_.Add();
   host_.Return(departure, can_never_be ? Below::kRefused : Below::kAbsent);
-}
-
-void WriteThrough::EndBatch(size_t taken_from_queue) {
-  MutexLock lock(&mutex_);
-  under_way_.clear();
-  written_ += taken_from_queue;
-  batch_ended_.NotifyAll();
-}
-
-void WriteThrough::AnswerFlushes() {
-  std::vector<FlushWaiter> ready;
-  {
-    MutexLock lock(&mutex_);
-    while (!flushes_.empty() && flushes_.front().ticket <= written_) {
-      ready.push_back(std::move(flushes_.front()));
-      flushes_.pop_front();
-    }
-  }
-  if (ready.empty()) return;
-  const Flushed flushed = FlushAll();
-  for (const FlushWaiter& flush : ready) flush.done(ReportFor(flushed, flush));
-}
-
-FlushReport WriteThrough::ReportFor(const Flushed& flushed, const FlushWaiter& waiter) {
-  FlushReport report;
-  report.failed = flushed.failed;
-  if (!report.failed.ok()) return report;
-  NotBelow missing = flushed.missing.all;
-  if (waiter.scope.has_value()) {
-    const auto of_tenant = flushed.missing.tenants.find(*waiter.scope);
-    missing = of_tenant == flushed.missing.tenants.end() ? NotBelow() : of_tenant->second;
-  }
-  const uint64_t in_memory = missing.absent + missing.queued + missing.refused;
-  (flushed.writable.ok() ? report.no_room_pages : report.tier_off_pages) = in_memory;
-  report.unread_pages = missing.unread;
-  if (in_memory > 0) {
-    report.why = flushed.writable.ok() ? write_failure_ : std::string(flushed.writable.message());
-  }
-  const LossLedger::Report losses = losses_.ReportSince(waiter.scope, waiter.since);
-  report.lost_pages = losses.pages;
-  report.mark = losses.mark;
-  if (losses.foreign_mark) {
-    report.failed = absl::DataLossError(
-        "crumbd was started again after pages were committed: those that were not durable are "
-        "gone");
-  }
-  return report;
-}
-
-WriteThrough::Flushed WriteThrough::FlushAll() {
-  const PageWalk begin = host_.BeginWalk();
-  Flushed flushed;
-  bool again = true;
-  for (int round = 0; again && round < kFlushRoundsMax; ++round) {
-    const NotBelow before = flushed.missing.all;
-    const uint64_t lost_before = losses_.total();
-    WaitForQueueing();
-    if (!WriteAbsent(begin) || !WriteQueued()) {
-      flushed.failed = Stopping();
-      return flushed;
-    }
-    flushed.writable = below_.Writable();
-    flushed.missing = {};
-    for (PageWalk walk = begin; !walk.over;) {
-      host_.CountNotBelow(options_.flush_only_hit, &walk, &flushed.missing);
-    }
-    // Pages that began to leave host memory, or were read for the first time, behind WriteAbsent
-    // are written in the next round. Pages that cannot be written are as many as in the round
-    // before. One that was counted and then lost would be reported twice.
-    const NotBelow& missing = flushed.missing.all;
-    const bool moved = missing.queued > 0 || missing.absent != before.absent;
-    const bool lost = missing.any() && losses_.total() != lost_before;
-    again = (flushed.writable.ok() && moved) || lost;
-  }
-  if (flushed.writable.ok()) flushed.failed = below_.Sync();
-  return flushed;
-}
-
-bool WriteThrough::WriteQueued() {
-  uint64_t last;
-  {
-    MutexLock lock(&mutex_);
-    last = enqueued_;
-  }
-  while (true) {
-    std::vector<Departure> batch;
-    {
-      MutexLock lock(&mutex_);
-      if (StopIsDue()) return false;
-      if (written_ >= last || queue_.empty()) return true;
-      TakeBatch(&batch);
-    }
-    WriteBatch(batch);
-    EndBatch(batch.size());
-  }
-}
-
-bool WriteThrough::WriteAbsent(PageWalk walk) {
-  // Each page is tried once: a tier smaller than host memory would never be done.
-  for (; !walk.over && below_.Writable().ok();) {
-    const std::vector<Departure> batch =
-        host_.RefAbsentBelow(kBatchFragmentsMax, options_.flush_only_hit, &walk);
-    {
-      MutexLock lock(&mutex_);
-      under_way_ = batch;
-    }
-    WriteBatch(batch);
-    EndBatch(0);
-    MutexLock lock(&mutex_);
-    if (StopIsDue()) return false;
-  }
-  return true;
 }
 
 }  // namespace crumb::storage

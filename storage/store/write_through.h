@@ -5,6 +5,7 @@
 #include <array>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -19,45 +20,52 @@
 #include "storage/fragment_tier.h"
 #include "storage/host_room.h"
 #include "storage/host_tier.h"
+#include "storage/store/departure_queue.h"
 
 namespace crumb::storage {
 
 // Brings host fragments to the tier below in batches, on a thread of its own that sleeps when there
 // is nothing to write. Queued fragments keep their slots, so the queue is bounded in pages and in
-// bytes. A fragment that does not fit stays in host memory, counted, and is written when its page
-// leaves or by the next Flush; if its page leaves while the queue is full, it is lost, and the next
-// Flush reports it. Thread-safe.
+// bytes, for each tenant and for all (DepartureQueue). A fragment that does not fit stays in host
+// memory, counted, and is written when its page leaves or by the next Flush; if its page leaves
+// while the queue has no room for it, it is lost, and the next Flush reports it. Thread-safe.
+//
+// The thread alternates between a batch of the queue, in which tenants take turns, and a step of a
+// Flush, in which the scopes that are being flushed take turns. So neither what a tenant queues nor
+// its Flushes hold up another tenant's pages and Flushes for more than a batch each. The queue and
+// the thread are in write_through.cc, Flushes in write_through_flush.cc.
 class WriteThrough {
  public:
   struct Options {
-    size_t pages_max = 4096;      // fragments queued
-    uint64_t bytes_max = 0;       // and their bytes
+    size_t pages_max = 4096;  // fragments queued
+    uint64_t bytes_max = 0;   // and their bytes
+    // The percentage of both that one tenant may have. At 100 tenants are not told apart.
+    int64_t part_max_percent = 100;
     bool flush_only_hit = false;  // Flush leaves out pages that were not read since they came
   };
   using FlushDone = std::function<void(const FlushReport&)>;
 
-  // The side of the count that a Queueing began on, and the room that the queue had then.
-  struct BegunQueueing {
-    size_t side = 0;
-    uint64_t room_bytes = 0;
-  };
   // Exists while fragments that are marked as queued in host memory may not be in the queue yet:
   // from before the mark until after Enqueue. A Flush waits for those that began before it, so that
   // it neither leaves such a fragment out nor reports it as not durable. The holder does not wait
   // for the writer meanwhile. REQUIRES: the WriteThrough outlives it.
   class Queueing {
    public:
-    explicit Queueing(WriteThrough& writer) : writer_(writer), begun_(writer.BeginQueueing()) {}
+    explicit Queueing(WriteThrough& writer) : writer_(writer), side_(writer.BeginQueueing()) {}
     Queueing(const Queueing&) = delete;
     Queueing& operator=(const Queueing&) = delete;
-    ~Queueing() { writer_.EndQueueing(begun_.side); }
+    ~Queueing() { writer_.EndQueueing(side_); }
 
-    // The bytes that the queue had room for when this began; 0 if it took no more fragments.
-    uint64_t room_bytes() const { return begun_.room_bytes; }
+    // Whether the queue has room for `bytes` more of the keyspace's tenant, which are counted then
+    // as if they were in the queue already. What the queue had room for is looked up once for each
+    // tenant. May be called with HostState::mutex held.
+    bool MayQueue(const KeyspaceId& keyspace, uint64_t bytes);
 
    private:
     WriteThrough& writer_;
-    const BegunQueueing begun_;
+    const size_t side_;  // of the count that this began on
+    // Bytes left, of the tenants that were asked about.
+    std::map<std::string, uint64_t> room_bytes_;
   };
 
   // `durable` hears of each page that is below as a whole, on the writer's thread.
@@ -66,17 +74,18 @@ class WriteThrough {
                FragmentTier& below, FragmentTier::PageFunction durable);
   ~WriteThrough();
 
-  // Queues what it has room for and returns the rest to the host tier as absent below. Returns how
-  // many it queued, from the first on. REQUIRES: the departures were marked as queued, and Enqueue
-  // is called, during one Queueing.
+  // Queues what it has room for and returns the rest to the host tier as absent below. Returns of
+  // how many pages it queued fragments; those of one page follow each other. REQUIRES: the
+  // departures were marked as queued, and Enqueue is called, during one Queueing.
   size_t Enqueue(std::span<const Departure> departures);
   // Reserves a slot of host memory and queues the pages that leave for it. Errors as
   // HostRoom::Reserve.
   absl::StatusOr<Slot> Reserve(const KeyspaceId& keyspace, uint64_t bytes);
 
-  // Writes what is queued and, page by page and each once, what else host memory has and the tier
-  // below lacks. Then calls `done`, on the writer's thread unless the writer is stopping, with
-  // everything but durable_pages. `scope` and `since` as TieredStore::Flush has them.
+  // Writes what is queued of the scope's pages and, page by page and each once, what else host
+  // memory has of them and the tier below lacks. Then calls `done`, on the writer's thread unless
+  // the writer is stopping, with everything but durable_pages. `scope` and `since` as
+  // TieredStore::Flush has them.
   void Flush(const FlushScope& scope, std::optional<uint64_t> since, FlushDone done);
 
   // Blocks until no write of these pages is under way.
@@ -92,35 +101,69 @@ class WriteThrough {
   uint64_t demoted() const { return demoted_.value(); }
 
  private:
+  // A call of Flush.
   struct FlushWaiter {
-    uint64_t ticket = 0;  // begins when so many were written
     FlushScope scope;
     std::optional<uint64_t> since;
     FlushDone done;
   };
+  // A Flush on its way. It works in rounds of these steps, which take several turns each:
+  //   kBegin        waits for Queueings, and looks at the pages in host memory from the start on
+  //   kWriteAbsent  writes, each once, those that the tier below lacks and that are not queued
+  //   kWriteQueued  lets the queue write those that were queued until now
+  //   kCount        counts those that are still not below
+  // and ends when a further round would change nothing.
+  struct FlushRun {
+    enum class Step : uint8_t { kBegin, kWriteAbsent, kWriteQueued, kCount };
+    std::vector<FlushWaiter> waiters;
+    PageSelection selection;
+    PageWalk begin;
+    Step step = Step::kBegin;
+    int round = 0;
+    PageWalk walk;           // of kWriteAbsent and kCount
+    uint64_t queue_end = 0;  // of kWriteQueued: fragments with lower numbers are to be written
+    uint64_t losses_mark = 0;
+    absl::Status writable;  // of the tier below, before kCount
+    NotBelow missing;       // by kCount
+    NotBelow before;        // by that of the round before
+  };
+  // The Flushes of one scope: one at a time, with those that came while it was on its way behind
+  // it, as one.
+  struct ScopeFlushes {
+    FlushRun run;
+    std::vector<FlushWaiter> next;
+  };
+  using Flushes = std::map<FlushScope, ScopeFlushes>;
 
+  // write_through.cc
   void Run();
-  // Moves the next fragments from the queue to `batch` and marks them as under way.
-  void TakeBatch(std::vector<Departure>* batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool StopIsDue() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void WriteBatch(std::span<const Departure> batch);
+  void Write(std::span<const Departure> batch);
   void Finish(const Departure& departure, const absl::Status& status);
-  void EndBatch(size_t taken_from_queue);
-  BegunQueueing BeginQueueing();
+  size_t BeginQueueing();
   void EndQueueing(size_t side);
+  uint64_t RoomBytes(const std::string& tenant) const;
   // Waits until every Queueing that exists now has ended. For the writer's thread.
   void WaitForQueueing();
-  void AnswerFlushes();
-  struct Flushed {
-    absl::Status failed;    // not OK: it ended early
-    absl::Status writable;  // of the tier below
-    NotBelowCounts missing;
-  };
-  Flushed FlushAll();
-  FlushReport ReportFor(const Flushed& flushed, const FlushWaiter& waiter);
-  // Each ends early, with false, when the writer has to stop.
-  bool WriteQueued();
-  bool WriteAbsent(PageWalk walk);
+
+  // write_through_flush.cc: for the writer's thread.
+  // Gives the new calls of Flush to the runs of their scopes.
+  void BeginFlushes(std::vector<FlushWaiter> waiters);
+  FlushRun NewRun(std::vector<FlushWaiter> waiters) const;
+  // Lets the Flush whose turn it is make steps, until it has written something, waits for the
+  // queue, or has made as many as a turn may have.
+  void ServeFlush();
+  enum class Stepped : uint8_t { kOn, kTurnEnds, kFlushEnds };
+  Stepped Step(FlushRun& run);
+  void BeginRound(FlushRun& run);
+  Stepped WriteAbsent(FlushRun& run);
+  Stepped EndRound(FlushRun& run);
+  // Whether fragments wait that the run needs to be written.
+  bool WaitsForQueue(const FlushRun& run) const;
+  void Report(const FlushRun& run);
+  FlushReport ReportFor(const FlushRun& run, const FlushWaiter& waiter) const;
+  // Tells all that wait for a Flush that the store is stopping. Once the thread has ended.
+  void AbandonFlushes();
 
   const Options options_;
   HostTier& host_;
@@ -131,17 +174,18 @@ class WriteThrough {
   Counter dropped_;
   Counter durable_pages_;
   Counter demoted_;
-  std::string write_failure_;  // the writer thread's: why the last write failed
+  // The writer thread's: why the last write failed, the scopes that are being flushed, and the
+  // order of their turns.
+  std::string write_failure_;
+  Flushes flushes_;
+  std::deque<Flushes::iterator> flush_turns_;
 
   mutable Mutex mutex_;
   CondVar wake_;
   CondVar batch_ended_;
-  std::deque<Departure> queue_ ABSL_GUARDED_BY(mutex_);
-  uint64_t queue_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  DepartureQueue queue_ ABSL_GUARDED_BY(mutex_);
   std::vector<Departure> under_way_ ABSL_GUARDED_BY(mutex_);
-  uint64_t enqueued_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t written_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::deque<FlushWaiter> flushes_ ABSL_GUARDED_BY(mutex_);
+  std::vector<FlushWaiter> new_flushes_ ABSL_GUARDED_BY(mutex_);
   // Queueings by the side they began on. New ones begin on `side_`; WaitForQueueing changes it and
   // waits until the other side has none.
   std::array<uint64_t, 2> queueing_ ABSL_GUARDED_BY(mutex_) = {};

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // How one tenant takes all it can get of the queues in front of the SSD.
+#include <algorithm>
 #include <atomic>
 #include <random>
 
@@ -37,6 +38,44 @@ void CommitWithoutEnd(const Attacker& a) {
     commit.set_keyspace(session->keyspace().keyspace());
     for (const uint64_t offset : reserved.offsets()) {
       const auto fragment = session->Fragment(TestClient::Key(next->fetch_add(1)), 1);
+      std::copy(fragment.begin(), fragment.end(), session->staging().data() + offset);
+      commit.add_offsets(offset);
+      commit.add_header_offsets(session->tiles_bytes());
+    }
+    v1::CommitResponse response;
+    session->stub().Commit(session->Context().get(), commit, &response);
+  }));
+}
+
+// Commits pages faster than they can be written, and deletes them again, so that the SSD has room
+// for all that are there.
+void WriteWithoutEnd(const Attacker& a) {
+  constexpr int kFirst = 9'000'000;
+  constexpr int kPieces = 64;
+  constexpr int kCalls = 32;  // pages of so many calls are there at a time
+  const auto session = std::shared_ptr(a.crumbd.Open("a", /*staging_bytes=*/16 << 20));
+  ASSERT_TRUE(session->welcome().error().empty()) << session->welcome().error();
+  ASSERT_TRUE(session->OpenKeyspace("of a").ok());
+  a.attack.kept.push_back(session);
+  const auto calls = std::make_shared<std::atomic<int>>(0);
+  a.attack.kept.push_back(std::make_shared<Flood>(kFloodThreads, [session, calls] {
+    const size_t bytes = session->fragment_bytes();
+    const int first = kFirst + calls->fetch_add(1) % kCalls * kPieces;
+    v1::DeleteRequest gone;
+    gone.set_keyspace(session->keyspace().keyspace());
+    gone.set_keys(TestClient::Keys(first, kPieces));
+    v1::DeleteResponse deleted;
+    session->stub().Delete(session->Context().get(), gone, &deleted);
+    v1::ReserveRequest reserve;
+    reserve.set_count(kPieces);
+    reserve.set_fragment_bytes(bytes);
+    v1::ReserveResponse reserved;
+    session->stub().Reserve(session->Context().get(), reserve, &reserved);
+    v1::CommitRequest commit;
+    commit.set_keyspace(session->keyspace().keyspace());
+    int page = first;
+    for (const uint64_t offset : reserved.offsets()) {
+      const auto fragment = session->Fragment(TestClient::Key(page++), 1);
       std::copy(fragment.begin(), fragment.end(), session->staging().data() + offset);
       commit.add_offsets(offset);
       commit.add_header_offsets(session->tiles_bytes());
@@ -86,6 +125,15 @@ std::vector<BudgetRow> SsdBudgetRows() {
              UseSsd(options);
              options.limits.durable_waits_max = 8;
            }},
+      {.name = "ssd_writes",
+       .limit_reached = "crumb_write_queue_dropped_total",
+       .take = WriteWithoutEnd,
+       .change =
+           [](Options& options) {
+             UseSsd(options);
+             options.store.ssd.write_queue_pages_max = 256;
+           },
+       .keeps_pages = true},
       {.name = "ssd_reads",
        .limit_reached = "crumb_ssd_reads_refused_total",
        .take = ReadWithoutEnd,

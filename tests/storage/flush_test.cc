@@ -353,7 +353,7 @@ TEST(WriteThroughTest, AFlushWaitsForPagesOnTheirWayToTheQueue) {
   const SampleFragment sample = SamplePage(0, 0);
   const FragmentMeta meta = MetaOf(sample);
   std::vector<Departure> departures;
-  const Slot slot = room.Reserve(meta.keyspace, meta.bytes, 0, &departures).value();
+  const Slot slot = room.Reserve(meta.keyspace, meta.bytes, NoneDeparts, &departures).value();
   const std::vector<std::byte> bytes = BytesOf(sample);
   std::copy(bytes.begin(), bytes.end(), room.Memory(slot).begin());
   const PageHandle page = host.Publish(meta, slot, Below::kAbsent, /*owed=*/true).value();
@@ -415,7 +415,7 @@ TEST(WriteThroughTest, CountsThePagesThatWereQueuedForRoom) {
       const FragmentMeta meta = MetaOf(sample);
       bytes = meta.bytes;
       std::vector<Departure> departures;
-      const auto slot = room.Reserve(meta.keyspace, meta.bytes, 0, &departures);
+      const auto slot = room.Reserve(meta.keyspace, meta.bytes, NoneDeparts, &departures);
       ASSERT_TRUE(slot.ok()) << slot.status();
       const std::vector<std::byte> content = BytesOf(sample);
       std::copy(content.begin(), content.end(), room.Memory(*slot).begin());

@@ -25,6 +25,9 @@ absl::StatusOr<uint64_t> Flush(TieredStore& store);
 FlushReport FlushPages(TieredStore& store, std::optional<uint64_t> since = std::nullopt,
                        const FlushScope& scope = std::nullopt);
 
+// A HostRoom::MayDepart: pages that the tier below lacks are lost.
+inline bool NoneDeparts(const KeyspaceId&, uint64_t) { return false; }
+
 // Whether every leased fragment holds the right bytes.
 bool AllRight(TieredStore& store, const AcquireRequest& request, const AcquireResult& result);
 

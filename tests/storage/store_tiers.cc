@@ -120,7 +120,7 @@ class HostTierFace final : public FragmentTier {
   absl::Status PutOne(const FragmentWrite& write) {
     std::vector<Departure> none;
     const absl::StatusOr<Slot> slot =
-        room_.Reserve(write.meta.keyspace, write.meta.bytes, 0, &none);
+        room_.Reserve(write.meta.keyspace, write.meta.bytes, NoneDeparts, &none);
     if (!slot.ok()) return slot.status();
     std::memcpy(room_.Memory(*slot).data(), write.room.data(), write.meta.bytes);
     const absl::StatusOr<PageHandle> page =

@@ -28,7 +28,7 @@ class LeaseTableTest : public testing::Test {
       sample.tile_bytes = 512;
       const FragmentMeta meta = MetaOf(sample);
       std::vector<Departure> departures;
-      const auto slot = room_.Reserve(meta.keyspace, meta.bytes, 0, &departures);
+      const auto slot = room_.Reserve(meta.keyspace, meta.bytes, NoneDeparts, &departures);
       EXPECT_TRUE(slot.ok()) << slot.status();
       const auto handle = host_.Publish(meta, *slot, Below::kRefused, /*owed=*/false);
       EXPECT_TRUE(handle.ok()) << handle.status();

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <future>
 #include <memory>
+#include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -134,6 +136,124 @@ TEST_F(TenantQueuesTest, WithoutTenantsReadsUseTheWholeQueue) {
     const AcquireResult found = read.get();
     EXPECT_EQ(found.hit_pages, 1u);
     store_->Release(found.lease);
+  }
+}
+
+class TenantWritesTest : public TenantQueuesTest {
+ protected:
+  // Starts a Flush of the tenant. Its report comes with the number of pages of a that the tier
+  // below had then.
+  struct Flushed {
+    FlushReport report;
+    uint64_t pages_of_a = 0;
+  };
+  std::future<Flushed> StartFlush(const FlushScope& scope) {
+    auto answer = std::make_shared<std::promise<Flushed>>();
+    store_->Flush(scope, std::nullopt, [this, answer](const FlushReport& report) {
+      answer->set_value({report, below_->KeyspacePages(kOfA)});
+    });
+    return answer->get_future();
+  }
+  static void ExpectDurable(const FlushReport& report, uint64_t pages) {
+    EXPECT_TRUE(report.ToStatus().ok()) << report.ToStatus();
+    EXPECT_EQ(report.durable_pages, pages);
+  }
+};
+
+// While nothing can be written, one tenant fills the queue, and then all of host memory.
+TEST_F(TenantWritesTest, NoPageOfAnotherTenantIsLost) {
+  Open();
+  below_->Set(Fault::kPutBlocks);
+  CommitPages(kOfA, 0, 100);
+  CommitPages(kOfB, 0, 5);
+  CommitPages(kOfA, 100, 300);
+  below_->Set(Fault::kNone);
+  ExpectDurable(FlushPages(*store_, std::nullopt, "b"), 5);
+  const FlushReport of_a = FlushPages(*store_, std::nullopt, "a");
+  EXPECT_GT(of_a.lost_pages, 0u);
+  EXPECT_EQ(of_a.lost_pages + of_a.durable_pages, 400u);
+}
+
+TEST_F(TenantWritesTest, AFlushWaitsForTheQueueOfItsTenantOnly) {
+  options_.host.bytes_max = ByteSize{uint64_t{64} << 20};
+  Open();
+  below_->Set(Fault::kPutBlocks);
+  CommitPages(kOfA, 0, 400);
+  CommitPages(kOfB, 0, 3);
+  std::future<Flushed> of_b = StartFlush("b");
+  std::future<Flushed> of_all = StartFlush(std::nullopt);
+  below_->Set(Fault::kNone);
+  const Flushed b = of_b.get();
+  ExpectDurable(b.report, 3);
+  EXPECT_LT(b.pages_of_a, 400u) << "it waited for the queue of a";
+  const Flushed all = of_all.get();
+  ExpectDurable(all.report, 403);
+  EXPECT_EQ(all.pages_of_a, 400u);
+}
+
+// A Flush writes what the queue had no room for, one batch at a time.
+TEST_F(TenantWritesTest, AFlushDoesNotWaitForThatOfAnotherTenant) {
+  options_.host.bytes_max = ByteSize{uint64_t{64} << 20};
+  options_.ssd.write_queue_pages_max = 8;
+  Open();
+  below_->Set(Fault::kPutBlocks);
+  CommitPages(kOfA, 0, 2'000);
+  CommitPages(kOfB, 0, 3);
+  std::future<Flushed> of_a = StartFlush("a");
+  std::future<Flushed> of_b = StartFlush("b");
+  below_->Set(Fault::kNone);
+  const Flushed b = of_b.get();
+  ExpectDurable(b.report, 3);
+  EXPECT_LT(b.pages_of_a, 2'000u) << "it waited for the pages of a";
+  ExpectDurable(of_a.get().report, 2'000);
+}
+
+// Pages are queued before their keyspace's tenant is known, such as those of a process before.
+TEST_F(TenantWritesTest, AFlushWaitsForPagesThatWereQueuedBeforeTheirTenantWasKnown) {
+  options_.host.bytes_max = ByteSize{uint64_t{64} << 20};
+  Open();
+  const KeyspaceId unknown = SampleKeyspace(2);
+  below_->Set(Fault::kPutBlocks);
+  CommitPages(kOfA, 0, 200);
+  CommitPages(unknown, 0, 150);
+  store_->SetOwner(unknown, "c");
+  std::future<Flushed> of_c = StartFlush("c");
+  below_->Set(Fault::kNone);
+  ExpectDurable(of_c.get().report, 150);
+}
+
+// Calls of Flush that come while one of their tenant is on its way are answered together by the
+// next, which covers what was committed between.
+TEST_F(TenantWritesTest, AFlushThatComesDuringAnotherCoversItsOwnPages) {
+  Open();
+  below_->Set(Fault::kPutBlocks);
+  CommitPages(kOfB, 0, 2);
+  std::future<Flushed> first = StartFlush("b");
+  std::vector<std::future<Flushed>> later;
+  for (uint64_t page = 2; page < 5; ++page) {
+    CommitPages(kOfB, page, 1);
+    later.push_back(StartFlush("b"));
+  }
+  below_->Set(Fault::kNone);
+  EXPECT_TRUE(first.get().report.ToStatus().ok());
+  for (std::future<Flushed>& flush : later) EXPECT_TRUE(flush.get().report.ToStatus().ok());
+  EXPECT_EQ(below_->KeyspacePages(kOfB), 5u);
+}
+
+TEST_F(TenantWritesTest, AStopEndsTheFlushesOfAllTenants) {
+  Open();
+  below_->Set(Fault::kPutBlocks);
+  CommitPages(kOfA, 0, 5);
+  std::vector<std::future<Flushed>> flushes;
+  for (const char* tenant : {"a", "b", "a", "c"}) flushes.push_back(StartFlush(tenant));
+  std::future<void> unblocked = std::async(std::launch::async, [this] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    below_->Set(Fault::kNone);
+  });
+  EXPECT_TRUE(store_->Stop(Duration::zero()).ok());
+  for (std::future<Flushed>& flush : flushes) {
+    const absl::Status status = flush.get().report.ToStatus();
+    EXPECT_TRUE(status.ok() || absl::IsUnavailable(status)) << status;
   }
 }
 
