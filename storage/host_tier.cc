@@ -59,6 +59,18 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool AddRead(HostState& state, PageHandle ha
   return true;
 }
 
+// As HostTier::Admit, for one page.
+bool AdmitPage(HostState& state, PageHandle handle) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
+  Page& page = state.table[handle];
+  page.was_hit = true;
+  bool lacking = false;
+  for (Fragment& fragment : page.fragments) {
+    fragment.owed |= fragment.below != Below::kStored;
+    lacking |= fragment.below == Below::kAbsent;
+  }
+  return lacking;
+}
+
 absl::Status HeldPartError() {
   return absl::ResourceExhaustedError(
       "store.host.bytes_max: the tenant's leases and pins keep its part of it "
@@ -225,6 +237,7 @@ bool HostTier::NameFragments(const AcquireRequest& request, std::span<const Tier
   fragments->reserve(std::min(pages->size(), request.fragments_max));
   HostState& state = state_;
   size_t named = 0;
+  bool lacking = false;
   for (bool full = false; !full && named < pages->size();) {
     const size_t begin = named;
     const size_t end = std::min(pages->size(), begin + kPagesPerHold);
@@ -233,12 +246,27 @@ bool HostTier::NameFragments(const AcquireRequest& request, std::span<const Tier
     while (named < end && fragments->size() < fragments_before + kFragmentsPerHold) {
       full = !AddRead(state, (*pages)[named], named, found_in[named], request, fragments);
       if (full) break;
+      if (state.options.demote_only_hit) lacking |= AdmitPage(state, (*pages)[named]);
       ++named;
     }
     state.table.NoteRead(std::span(*pages).subspan(begin, named - begin), now);
   }
   Unref(std::span(*pages).subspan(named));
   pages->resize(named);
+  return lacking;
+}
+
+bool HostTier::Admit(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+  bool lacking = false;
+  if (!state_.options.demote_only_hit) return lacking;
+  InPieces(keys, kPagesPerHold, [&](std::span<const PageKey> piece) {
+    MutexLock lock(&state_.mutex);
+    for (const PageKey& key : piece) {
+      const PageHandle handle = state_.table.Find(keyspace, key);
+      if (handle != kNoPage) lacking |= AdmitPage(state_, handle);
+    }
+  });
+  return lacking;
 }
 
 std::vector<FragmentRef> HostTier::FragmentsOf(std::span<const PageHandle> pages,
@@ -420,11 +448,7 @@ std::vector<Departure> HostTier::RefAbsentBelow(const KeyspaceId& keyspace,
     MutexLock lock(&state_.mutex);
     for (const PageKey& key : piece) {
       const PageHandle handle = state_.table.Find(keyspace, key);
-      if (handle == kNoPage) continue;
-      for (Fragment& fragment : state_.table[handle].fragments) {
-        fragment.owed |= fragment.below != Below::kStored;
-      }
-      state_.Depart(handle, &departures);
+      if (handle != kNoPage) state_.Depart(handle, &departures);
     }
   });
   return departures;

@@ -94,9 +94,14 @@ class HostTier {
   // Appends the fragments in request.range of the pages from the first on, as long as they are no
   // more than request.fragments_max, and notes that they are read `now`; fragment.page is the index
   // in `pages`. Gives the references to the pages behind back and takes those out of `pages`.
-  // `found_in` has the tier of each page before it was referred to.
-  void NameFragments(const AcquireRequest& request, std::span<const Tier> found_in, TimePoint now,
+  // `found_in` has the tier of each page before it was referred to. Returns what Admit does for
+  // these pages.
+  bool NameFragments(const AcquireRequest& request, std::span<const Tier> found_in, TimePoint now,
                      std::vector<PageHandle>* pages, std::vector<FragmentRef>* fragments);
+  // With HostState::Options::demote_only_hit, admits pages that were read to the tier below: what
+  // it lacks of them is owed to their writers from now on. Returns whether it lacks something that
+  // is not queued yet; RefAbsentBelow queues it.
+  bool Admit(const KeyspaceId& keyspace, std::span<const PageKey> keys);
   // The fragments in `range` of pages that the caller refers to.
   std::vector<FragmentRef> FragmentsOf(std::span<const PageHandle> pages,
                                        const TileRange& range) const;

@@ -76,7 +76,8 @@ void ThreeTierStore::Grant(Search&& search, FoundPages&& found) {
   result.part_full = found.part_full;
   const size_t pages_found = found.pages.size();
   const TimePoint now = clock_.Now();
-  host_->NameFragments(search.request, found.tiers, now, &found.pages, &result.fragments);
+  bool lacking =
+      host_->NameFragments(search.request, found.tiers, now, &found.pages, &result.fragments);
   if (found.pages.size() < pages_found) result.miss_reason = MissReason::kBusy;
   if (search.on_device.empty()) {
     found.tiers.resize(found.pages.size());
@@ -85,6 +86,9 @@ void ThreeTierStore::Grant(Search&& search, FoundPages&& found) {
     JoinDevices(search, found, &result);
   }
   const size_t hits = result.page_tiers.size();
+  if (!search.on_device.empty()) {  // a page may be on a device and in host memory
+    lacking |= host_->Admit(search.request.keyspace, std::span(search.request.keys).first(hits));
+  }
   result.hit_pages = static_cast<uint32_t>(hits);
   if (hits > 0) {
     result.lease = leases_->Add({.host = std::move(found.pages),
@@ -95,6 +99,7 @@ void ThreeTierStore::Grant(Search&& search, FoundPages&& found) {
   }
   search.done(std::move(result));
   search.request.keys.resize(hits);
+  if (lacking) QueueAdmitted(search.request.keyspace, search.request.keys);
   NoteUse(search.request.keyspace, std::move(search.request.keys));
 }
 
@@ -122,6 +127,13 @@ void ThreeTierStore::JoinDevices(Search& search, FoundPages& found, AcquireResul
   for (size_t i = 0; i < kept; ++i) result->page_tiers[index[i]] = found.tiers[i];
 }
 
+// Behind the answer, too. What the queue has no room for is written when it leaves host memory or
+// by a Flush, because it is admitted and owed already.
+void ThreeTierStore::QueueAdmitted(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+  const WriteThrough::Queueing queueing(*writer_);
+  writer_->Enqueue(host_->RefAbsentBelow(keyspace, keys));
+}
+
 // Records the use in both tiers after the answer, so that the SSD tier does not evict a page as
 // unused that is read from host memory.
 void ThreeTierStore::NoteUse(const KeyspaceId& keyspace, std::vector<PageKey> keys) {
@@ -135,10 +147,6 @@ void ThreeTierStore::NoteUse(const KeyspaceId& keyspace, std::vector<PageKey> ke
 
 void ThreeTierStore::TouchBelow(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
   below_->Touch(keyspace, keys);
-  if (only_hit()) {
-    const WriteThrough::Queueing queueing(*writer_);
-    writer_->Enqueue(host_->RefAbsentBelow(keyspace, keys));
-  }
   const TimePoint now = clock_.Now();
   if (now - recency_synced_ < kRecencySyncInterval) return;
   recency_synced_ = now;

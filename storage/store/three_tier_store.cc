@@ -121,7 +121,7 @@ absl::Status ThreeTierStore::OpenHost(StoreStart start) {
   HostState::Options options = {
       .host = options_.host,
       .tenant_part_max_percent = start.tenant_part_max_percent,
-      .demote_only_hit = only_hit(),
+      .demote_only_hit = has_below() && only_hit(),
       .first_bytes = start.host_bytes,
       .sharing =
           start.slabs_of_tenants ? SlabMemory::Sharing::kByTenant : SlabMemory::Sharing::kFixed,

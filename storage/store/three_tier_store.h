@@ -159,6 +159,8 @@ class ThreeTierStore final : public TieredStore {
   // Joins the pages on devices with those that were found below to one prefix, which ends at the
   // first page that is in neither, or that has too many fragments.
   void JoinDevices(Search& search, FoundPages& found, AcquireResult* result);
+  // Queues what the tier below lacks of pages that were admitted to it by being read.
+  void QueueAdmitted(const KeyspaceId& keyspace, std::span<const PageKey> keys);
   void NoteUse(const KeyspaceId& keyspace, std::vector<PageKey> keys);
   void TouchBelow(const KeyspaceId& keyspace, std::span<const PageKey> keys);
 

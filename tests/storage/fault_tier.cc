@@ -20,6 +20,20 @@ void FaultTier::LimitTo(std::optional<KeyspaceId> keyspace) {
   changed_.NotifyAll();
 }
 
+void FaultTier::BlockTouches(bool on) {
+  MutexLock lock(&mutex_);
+  touches_block_ = on;
+  changed_.NotifyAll();
+}
+
+void FaultTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+  {
+    MutexLock lock(&mutex_);
+    while (touches_block_) changed_.Wait(&mutex_);
+  }
+  inner_->Touch(keyspace, keys);
+}
+
 FaultTier::Fault FaultTier::FaultOf(const KeyspaceId& keyspace) const {
   return !limited_to_ || *limited_to_ == keyspace ? fault_ : Fault::kNone;
 }

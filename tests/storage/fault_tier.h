@@ -32,6 +32,8 @@ class FaultTier final : public FragmentTier {
   void Set(Fault fault);
   // With a keyspace, faults are those of its fragments only. Affects Get and Put, not Writable.
   void LimitTo(std::optional<KeyspaceId> keyspace);
+  // Touch waits as long as this is on, whatever the fault.
+  void BlockTouches(bool on);
   // The next Find calls this first.
   void OnNextFind(std::function<void()> hook) { on_find_.Set(std::move(hook)); }
   // The next Put, or Get, that succeeds calls this before it returns.
@@ -49,9 +51,7 @@ class FaultTier final : public FragmentTier {
     on_find_.Call();
     return inner_->Find(keyspace, key);
   }
-  void Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) override {
-    inner_->Touch(keyspace, keys);
-  }
+  void Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) override;
   uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
                TimePoint until) override {
     return inner_->Pin(keyspace, keys, until);
@@ -122,6 +122,7 @@ class FaultTier final : public FragmentTier {
   mutable CondVar changed_;
   Fault fault_ ABSL_GUARDED_BY(mutex_) = Fault::kNone;
   std::optional<KeyspaceId> limited_to_ ABSL_GUARDED_BY(mutex_);
+  bool touches_block_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace crumb::storage

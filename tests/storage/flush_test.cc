@@ -40,7 +40,9 @@ class FlushTest : public testing::Test {
     options_.ssd.write_queue_pages_max = 8;
   }
   ~FlushTest() override {
-    if (below_ != nullptr) below_->Set(FaultTier::Fault::kNone);
+    if (below_ == nullptr) return;
+    below_->Set(FaultTier::Fault::kNone);
+    below_->BlockTouches(false);
   }
 
   void Open(size_t fragments_max = 5000) {
@@ -247,14 +249,49 @@ TEST_F(FlushTest, SecondHitOwesThePagesThatWereRead) {
     ASSERT_EQ(read->hit_pages, 1u);
     store_->Release(read->lease);
   }
-  // The store notes uses behind the answers.
-  EXPECT_TRUE(Eventually([&] { return FlushPages(*store_).durable_pages == 5; }));
   const FlushReport report = FlushPages(*store_);
   EXPECT_TRUE(report.ToStatus().ok()) << report.ToStatus();
   EXPECT_EQ(report.durable_pages, 5u);
   EXPECT_EQ(report.unread_pages, 15u);
   CommitPages(100, 700);
   EXPECT_EQ(FlushPages(*store_).lost_pages, 0u) << "none of them was admitted";
+}
+
+// The store notes the recency of pages behind the answers, of so many answers at a time.
+class FullRecencyTest : public FlushTest {
+ protected:
+  FullRecencyTest() { options_.ssd.admission = "second_hit"; }
+  void Fill() {
+    Open();
+    EXPECT_EQ(CommitPages(0, kRead + 20), kRead + 20);
+    below_->BlockTouches(true);
+    for (int i = 0; i < 300; ++i) Read(0);
+  }
+  void Read(uint64_t sequence) {
+    const auto read = Acquire(*store_, RequestOf(sequence, 1));
+    ASSERT_EQ(read->hit_pages, 1u);
+    store_->Release(read->lease);
+  }
+  static constexpr uint64_t kRead = 20;
+};
+
+TEST_F(FullRecencyTest, PagesThatAreReadAreWritten) {
+  options_.ssd.write_queue_pages_max = 64;
+  Fill();
+  for (uint64_t i = 0; i < kRead; ++i) Read(i);
+  EXPECT_TRUE(Eventually([&] { return PagesBelow() == kRead; })) << PagesBelow();
+  EXPECT_EQ(FlushPages(*store_).unread_pages, 20u);
+}
+
+TEST_F(FullRecencyTest, PagesThatAreReadAndThenLostAreReported) {
+  Fill();
+  below_->Set(FaultTier::Fault::kPutBlocks);
+  for (uint64_t i = 0; i < kRead; ++i) Read(i);
+  CommitPages(100, 700);
+  below_->Set(FaultTier::Fault::kNone);
+  const FlushReport report = FlushPages(*store_);
+  EXPECT_GT(report.lost_pages, 0u);
+  EXPECT_EQ(report.lost_pages + report.durable_pages, kRead);
 }
 
 TEST_F(FlushTest, DeletedPagesAreNotMissed) {
