@@ -161,8 +161,8 @@ struct Simd {
   static const QueryElement* QueryOf(const float* q, const Bf16*) { return q; }
   static F DotKey(F acc, Key key, const QueryElement* q) { return Fma(key, Load(q), acc); }
 
-  static void TransposeUnits(const uint8_t* rows, int units, bool pair_tokens, uint32_t* out) {
-    TransposeUnits256<Simd>(rows, units, pair_tokens, out);
+  static void TransposeUnits(const uint8_t* rows, int units, TilePart part, uint32_t* out) {
+    TransposeUnits256<Simd>(rows, units, part, out);
   }
 };
 

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/tile_codec.h"
+
 namespace crumb::kernels {
 
 // The shuffle that orders the bytes (b, e, half) of each 64 bits as (half, e, b).
@@ -16,7 +18,7 @@ __m128i PairTokensOrder() {
 
 // Simd::TransposeUnits with 32-byte vectors: 4 x 4 transposes of 64-bit units.
 template <typename V>
-void TransposeUnits256(const uint8_t* rows, int units, bool pair_tokens, uint32_t* out) {
+void TransposeUnits256(const uint8_t* rows, int units, TilePart part, uint32_t* out) {
   const __m256i order = _mm256_broadcastsi128_si256(PairTokensOrder<V>());
   for (int first = 0; first < units; first += 4) {
     for (int half = 0; half < 2; ++half) {
@@ -24,7 +26,7 @@ void TransposeUnits256(const uint8_t* rows, int units, bool pair_tokens, uint32_
       for (int i = 0; i < 4; ++i) {
         const uint8_t* row = rows + 8 * (units * (4 * half + i) + first);
         x[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row));
-        if (pair_tokens) x[i] = _mm256_shuffle_epi8(x[i], order);
+        if (part == TilePart::kValue) x[i] = _mm256_shuffle_epi8(x[i], order);
       }
       const __m256i a = _mm256_unpacklo_epi64(x[0], x[1]), b = _mm256_unpackhi_epi64(x[0], x[1]);
       const __m256i c = _mm256_unpacklo_epi64(x[2], x[3]), d = _mm256_unpackhi_epi64(x[2], x[3]);

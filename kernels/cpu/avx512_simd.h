@@ -166,15 +166,15 @@ struct Simd {
     }
   }
 
-  static void TransposeUnits(const uint8_t* rows, int units, bool pair_tokens, uint32_t* out) {
+  static void TransposeUnits(const uint8_t* rows, int units, TilePart part, uint32_t* out) {
     if (units != 8) {
-      TransposeUnits256<Simd>(rows, units, pair_tokens, out);
+      TransposeUnits256<Simd>(rows, units, part, out);
       return;
     }
     I x[8];
     for (int r = 0; r < 8; ++r) {
       x[r] = LoadI(rows + 64 * r);
-      if (pair_tokens) {
+      if (part == TilePart::kValue) {
         x[r] = _mm512_shuffle_epi8(x[r], _mm512_broadcast_i32x4(PairTokensOrder<Simd>()));
       }
     }

@@ -8,6 +8,7 @@
 #include "kernels/cpu/rotate.h"
 #include "kernels/fp16.h"
 #include "kernels/quantize.h"
+#include "kernels/tile_codec.h"
 
 // Expansion of packed tiles to rows of floats. V is one of the Simd types.
 namespace crumb::kernels {
@@ -29,8 +30,9 @@ void ExpandWords(const uint32_t words[8], const float scale[2], const float mini
 // token's codes are the lower half. For K word i holds channels 2 c + e = i, for V channel row r =
 // i.
 template <typename V>
-void GatherWords(const TileShape& shape, const uint8_t* codes, int token, int step, bool values,
+void GatherWords(const TileShape& shape, const uint8_t* codes, int token, int step, TilePart part,
                  uint32_t words[8]) {
+  const bool values = part == TilePart::kValue;
   const int width = shape.head_dim == 64 ? 2 : 4;
   const int u = token / 16, a = token % 16 / 8;
   for (int i = 0; i < 8; ++i) {
@@ -46,8 +48,8 @@ void GatherWords(const TileShape& shape, const uint8_t* codes, int token, int st
 }
 
 template <typename V>
-void DequantizeHalf(const TileShape& shape, const uint8_t* codes, const uint8_t* meta, bool values,
-                    float* out) {
+void DequantizeHalf(const TileShape& shape, const uint8_t* codes, const uint8_t* meta,
+                    TilePart part, float* out) {
   for (int token = 0; token < shape.tokens; ++token) {
     const int r = token % 8, a = token % 16 / 8, u = token / 16;
     const uint8_t* row_meta = meta + shape.tokens / 2 * r + 4 * (2 * u + a);
@@ -61,7 +63,7 @@ void DequantizeHalf(const TileShape& shape, const uint8_t* codes, const uint8_t*
         minimum[half] = Fp16ToFloat(static_cast<uint16_t>(pair >> 16));
       }
       uint32_t words[8];
-      GatherWords<V>(shape, codes, token, step, values, words);
+      GatherWords<V>(shape, codes, token, step, part, words);
       ExpandWords<V>(words, scale, minimum,
                      out + static_cast<int64_t>(token) * shape.head_dim + 64 * step);
     }
@@ -71,9 +73,10 @@ void DequantizeHalf(const TileShape& shape, const uint8_t* codes, const uint8_t*
 template <typename V>
 void DequantizeWholeTile(const TileShape& shape, const uint8_t* tile, float* k, float* v) {
   const uint8_t* meta = tile + 2 * shape.code_bytes();
-  if (k != nullptr) DequantizeHalf<V>(shape, tile, meta, false, k);
+  if (k != nullptr) DequantizeHalf<V>(shape, tile, meta, TilePart::kKey, k);
   if (v != nullptr) {
-    DequantizeHalf<V>(shape, tile + shape.code_bytes(), meta + shape.meta_bytes(), true, v);
+    DequantizeHalf<V>(shape, tile + shape.code_bytes(), meta + shape.meta_bytes(), TilePart::kValue,
+                      v);
   }
 }
 

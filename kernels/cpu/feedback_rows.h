@@ -25,21 +25,21 @@ inline constexpr int kFeedbackBlock = 8;  // channels whose sums stay in registe
 
 // One token group, transposed: channels are the outer index, rows the inner one.
 struct FeedbackRows {
-  alignas(64) float y[kHeadDimMax][kWindowTokens];      // rotated and centred, never clipped
-  alignas(64) float error[kHeadDimMax][kWindowTokens];  // y - z
-  alignas(64) float code[kHeadDimMax][kWindowTokens];
-  alignas(64) float threshold[kWindowTokens];  // clip threshold of the row
-  alignas(64) float low[kHeadDimMax / 32][kWindowTokens];
-  alignas(64) float scale[kHeadDimMax / 32][kWindowTokens];
-  alignas(64) float ratio[kWindowTokens];  // <y, y> / <y, z>, clamped
-  bool finite[kWindowTokens];
+  alignas(64) float y[kHeadDimMax][kGroupTokens];      // rotated and centred, never clipped
+  alignas(64) float error[kHeadDimMax][kGroupTokens];  // y - z
+  alignas(64) float code[kHeadDimMax][kGroupTokens];
+  alignas(64) float threshold[kGroupTokens];  // clip threshold of the row
+  alignas(64) float low[kHeadDimMax / 32][kGroupTokens];
+  alignas(64) float scale[kHeadDimMax / 32][kGroupTokens];
+  alignas(64) float ratio[kGroupTokens];  // <y, y> / <y, z>, clamped
+  bool finite[kGroupTokens];
 };
 
 // Finds the ranges of all groups and rows under their thresholds.
 template <typename V>
 void FindRanges(const TileShape& shape, FeedbackRows& rows) {
   const typename V::F float_max = V::Set(std::numeric_limits<float>::max());
-  for (int lane = 0; lane < kWindowTokens; lane += V::kLanes) {
+  for (int lane = 0; lane < kGroupTokens; lane += V::kLanes) {
     const typename V::F upper = V::Load(rows.threshold + lane);
     const typename V::F lower = V::Sub(V::Set(0.0f), upper);
     for (int group = 0; group < shape.groups(); ++group) {
@@ -95,8 +95,8 @@ void RoundBlock(const TileShape& shape, const float* feedback, int first, int la
 // Computes <y, y> / <y, z> clamped to [1/2, 2], or 1 if <y, z> is not positive.
 template <typename V>
 void FindRatios(const TileShape& shape, FeedbackRows& rows) {
-  alignas(64) float yy[kWindowTokens], yz[kWindowTokens];
-  for (int lane = 0; lane < kWindowTokens; lane += V::kLanes) {
+  alignas(64) float yy[kGroupTokens], yz[kGroupTokens];
+  for (int lane = 0; lane < kGroupTokens; lane += V::kLanes) {
     typename V::F own = V::Set(0.0f), product = V::Set(0.0f);
     for (int j = 0; j < shape.head_dim; ++j) {
       const int group = j / shape.group_size;
@@ -110,7 +110,7 @@ void FindRatios(const TileShape& shape, FeedbackRows& rows) {
     V::Store(yy + lane, own);
     V::Store(yz + lane, product);
   }
-  for (int t = 0; t < kWindowTokens; ++t) {
+  for (int t = 0; t < kGroupTokens; ++t) {
     rows.ratio[t] = yz[t] > 0.0f ? std::clamp(yy[t] / yz[t], 1.0f / kInnerProductRatioMax,
                                               kInnerProductRatioMax)
                                  : 1.0f;
@@ -120,7 +120,7 @@ void FindRatios(const TileShape& shape, FeedbackRows& rows) {
 template <typename V>
 void RoundRows(const TileShape& shape, const float* feedback, FeedbackRows& rows) {
   FindRanges<V>(shape, rows);
-  for (int lane = 0; lane < kWindowTokens; lane += V::kLanes) {
+  for (int lane = 0; lane < kGroupTokens; lane += V::kLanes) {
     for (int first = 0; first < shape.head_dim; first += kFeedbackBlock) {
       RoundBlock<V>(shape, feedback, first, lane, rows);
     }
@@ -132,7 +132,7 @@ void RoundRows(const TileShape& shape, const float* feedback, FeedbackRows& rows
 template <typename V>
 void TakeRows(const TileShape& shape, float clip, const float* y, FeedbackRows& rows) {
   const int dim = shape.head_dim;
-  for (int t = 0; t < kWindowTokens; ++t) {
+  for (int t = 0; t < kGroupTokens; ++t) {
     const float* row = y + t * dim;
     rows.finite[t] = AllFinite<V>(row, dim);
     rows.threshold[t] =
@@ -153,7 +153,7 @@ uint32_t QuantizeWithFeedback(const TileShape& shape, const RowTransform& transf
   RoundRows<V>(shape, transform.feedback, rows);
   // A ratio at its limit shows that the clip has cut off most of the row.
   bool again = false;
-  for (int t = 0; t < kWindowTokens; ++t) {
+  for (int t = 0; t < kGroupTokens; ++t) {
     if (rows.ratio[t] < kInnerProductRatioMax) continue;
     rows.threshold[t] = kFeedbackMagnitudeMax;
     again = true;
@@ -161,7 +161,7 @@ uint32_t QuantizeWithFeedback(const TileShape& shape, const RowTransform& transf
   if (again && transform.clip > 0.0f) RoundRows<V>(shape, transform.feedback, rows);
 
   uint32_t status = 0;
-  for (int t = 0; t < kWindowTokens; ++t) {
+  for (int t = 0; t < kGroupTokens; ++t) {
     for (int j = 0; j < shape.head_dim; ++j) {
       out.codes[t][j] = static_cast<uint8_t>(rows.code[j][t]);
     }

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/cpu/scratch.h"
+#include "kernels/tile_codec.h"
 
 // Unpacks a tile's codes into panels of one code per byte, ordered so that four codes of a sum lie
 // in one 32-bit lane (docs/kernels/cpu.md, "Panels"). All query rows of a block read the same
@@ -39,13 +40,13 @@ void UnpackCodes(const TileShape& shape, const uint8_t* tile, const AttendScratc
     for (int block = 0; block < blocks; ++block) {
       const uint8_t* k_rows = tile + 4 * d * u + 512 * block;
       const uint8_t* v_rows = k_rows + shape.code_bytes();
-      V::TransposeUnits(k_rows, units, false, scratch.units);
+      V::TransposeUnits(k_rows, units, TilePart::kKey, scratch.units);
       for (int unit = 0; unit < units; ++unit) {
         const int c = unit / steps, s = block * steps + unit % steps;
         uint8_t* to = scratch.k_panel + static_cast<int64_t>(64) * (u * (d / 4) + 16 * s + 4 * c);
         SplitWords<V>(scratch.units + 16 * unit, 16, to);
       }
-      V::TransposeUnits(v_rows, units, true, scratch.units);
+      V::TransposeUnits(v_rows, units, TilePart::kValue, scratch.units);
       for (int unit = 0; unit < units; ++unit) {
         const int c = unit / steps, s = block * steps + unit % steps;
         uint8_t* to = scratch.v_panel + 4 * (static_cast<int64_t>(4 * u + c) * d + 64 * s);

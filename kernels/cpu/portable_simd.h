@@ -7,6 +7,7 @@
 
 #include "kernels/bf16.h"
 #include "kernels/fp16.h"
+#include "kernels/tile_codec.h"
 
 // The vector operations of the kernels in standard C++: 4 lanes by the compiler's vector extension.
 // avx2_simd.h and avx512_simd.h have the same members; their contracts are documented here.
@@ -162,16 +163,16 @@ struct Simd {
   static F DotKey(F acc, Key key, const QueryElement* q) { return key * Load(q) + acc; }
 
   // Transposes the 64-bit units of 8 rows: out[unit][2 r + i] is 32-bit word i of unit `unit` of
-  // row r, with 4 or 8 units per row. If `pair_tokens`, the bytes (b, e, half) of each 64 bits are
-  // first ordered as (half, e, b) (docs/kernels/cpu.md, "Panels").
-  static void TransposeUnits(const uint8_t* rows, int units, bool pair_tokens, uint32_t* out) {
+  // row r, with 4 or 8 units per row. In values the bytes (b, e, half) of each 64 bits are first
+  // ordered as (half, e, b), which pairs tokens (docs/kernels/cpu.md, "Panels").
+  static void TransposeUnits(const uint8_t* rows, int units, TilePart part, uint32_t* out) {
     for (int r = 0; r < 8; ++r) {
       for (int unit = 0; unit < units; ++unit) {
         const uint8_t* in = rows + 8 * (units * r + unit);
         uint8_t bytes[8];
         for (int i = 0; i < 8; ++i) {
           const int half = i / 4, e = i / 2 % 2, b = i % 2;
-          bytes[i] = pair_tokens ? in[4 * b + half + 2 * e] : in[i];
+          bytes[i] = part == TilePart::kValue ? in[4 * b + half + 2 * e] : in[i];
         }
         std::memcpy(out + 16 * unit + 2 * r, bytes, sizeof(bytes));
       }

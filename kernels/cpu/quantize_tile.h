@@ -11,6 +11,7 @@
 #include "kernels/cpu/rotate.h"
 #include "kernels/cpu/row_range.h"
 #include "kernels/quantize.h"
+#include "kernels/tile_codec.h"
 
 // Quantizes rows to codes, scales and minima and packs them. V is one of the Simd types. All of
 // them produce the same bytes: there is no fused operation and no sum whose order depends on the
@@ -21,7 +22,7 @@ namespace crumb::kernels {
 template <typename V>
 void TransformRows(const Bf16* x, int64_t stride, int rows, int dim, const RowTransform& transform,
                    float* y) {
-  alignas(64) float plain[kWindowTokens * kHeadDimMax];
+  alignas(64) float plain[kGroupTokens * kHeadDimMax];
   float* loaded = transform.rotation == nullptr ? y : plain;
   for (int row = 0; row < rows; ++row) {
     for (int i = 0; i < dim; i += V::kLanes) {
@@ -94,7 +95,7 @@ int WordOffset(int dim, int lane, int word) {
 // Packs the K codes of one token group. A word holds channels of one token.
 template <typename V>
 void PackKeys(const QuantizedRows& rows, int dim, uint8_t* out) {
-  for (int token = 0; token < kWindowTokens; ++token) {
+  for (int token = 0; token < kGroupTokens; ++token) {
     uint32_t pairs[kHeadDimMax / 2];
     for (int i = 0; i < dim / 2; ++i) {
       pairs[i] = rows.codes[token][2 * i] | static_cast<uint32_t>(rows.codes[token][2 * i + 1])
@@ -116,7 +117,7 @@ void PackKeys(const QuantizedRows& rows, int dim, uint8_t* out) {
 // Packs the V codes of one token group. A word holds two tokens of eight channels.
 template <typename V>
 void PackValues(const QuantizedRows& rows, int dim, uint8_t* out) {
-  for (int pair = 0; pair < kWindowTokens / 2; ++pair) {
+  for (int pair = 0; pair < kGroupTokens / 2; ++pair) {
     const int c = pair % 4, b = pair / 4;
     for (int step = 0; step < dim / 64; ++step) {
       const uint8_t* even = rows.codes[2 * pair] + 64 * step;
@@ -141,7 +142,7 @@ uint32_t QuantizeRows(const TileShape& shape, Method method, const RowTransform&
                       const float* y, QuantizedRows& rows) {
   if (method == Method::kCrumb) return QuantizeWithFeedback<V>(shape, transform, y, rows);
   uint32_t status = 0;
-  for (int t = 0; t < kWindowTokens; ++t) {
+  for (int t = 0; t < kGroupTokens; ++t) {
     status |=
         QuantizeRow<V>(y + t * shape.head_dim, shape, transform.clip, rows.codes[t], rows.meta[t]);
   }
@@ -150,7 +151,7 @@ uint32_t QuantizeRows(const TileShape& shape, Method method, const RowTransform&
 
 // Stores the metadata of token group `u` (docs/formats/page-tile.md).
 inline void StoreMeta(const TileShape& shape, const QuantizedRows& rows, int u, uint8_t* meta) {
-  for (int t = 0; t < kWindowTokens; ++t) {
+  for (int t = 0; t < kGroupTokens; ++t) {
     const int r = t % 8, a = t / 8;
     for (int group = 0; group < shape.groups(); ++group) {
       std::memcpy(meta + 4 * shape.tokens * group + shape.tokens / 2 * r + 4 * (2 * u + a),
@@ -162,17 +163,17 @@ inline void StoreMeta(const TileShape& shape, const QuantizedRows& rows, int u, 
 // Quantizes one half of a tile. `codes` and `meta` are its areas.
 template <typename V>
 uint32_t QuantizeHalf(const TileShape& shape, Method method, const Bf16* x, int64_t stride,
-                      const RowTransform& transform, bool values, uint8_t* codes, uint8_t* meta) {
+                      const RowTransform& transform, TilePart part, uint8_t* codes, uint8_t* meta) {
   uint32_t status = 0;
-  alignas(64) float y[kWindowTokens * kHeadDimMax];
+  alignas(64) float y[kGroupTokens * kHeadDimMax];
   QuantizedRows rows;
-  for (int u = 0; u < shape.tokens / kWindowTokens; ++u) {
-    TransformRows<V>(x + u * kWindowTokens * stride, stride, kWindowTokens, shape.head_dim,
-                     transform, y);
+  for (int u = 0; u < shape.tokens / kGroupTokens; ++u) {
+    TransformRows<V>(x + u * kGroupTokens * stride, stride, kGroupTokens, shape.head_dim, transform,
+                     y);
     status |= QuantizeRows<V>(shape, method, transform, y, rows);
     StoreMeta(shape, rows, u, meta);
     uint8_t* out = codes + 4 * shape.head_dim * u;
-    if (values) {
+    if (part == TilePart::kValue) {
       PackValues<V>(rows, shape.head_dim, out);
     } else {
       PackKeys<V>(rows, shape.head_dim, out);
@@ -185,10 +186,11 @@ template <typename V>
 uint32_t QuantizeWholeTile(const QuantizeParams& params) {
   const TileShape& shape = params.shape;
   uint8_t* meta = params.tile + 2 * shape.code_bytes();
-  return QuantizeHalf<V>(shape, params.method, params.k, params.k_stride, params.k_transform, false,
-                         params.tile, meta) |
-         QuantizeHalf<V>(shape, params.method, params.v, params.v_stride, params.v_transform, true,
-                         params.tile + shape.code_bytes(), meta + shape.meta_bytes());
+  return QuantizeHalf<V>(shape, params.method, params.k, params.k_stride, params.k_transform,
+                         TilePart::kKey, params.tile, meta) |
+         QuantizeHalf<V>(shape, params.method, params.v, params.v_stride, params.v_transform,
+                         TilePart::kValue, params.tile + shape.code_bytes(),
+                         meta + shape.meta_bytes());
 }
 
 }  // namespace crumb::kernels

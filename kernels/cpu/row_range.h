@@ -13,15 +13,15 @@
 // y [dim]. V is one of the Simd types; all of them return the same values.
 namespace crumb::kernels {
 
-inline constexpr int kWindowTokens = 16;  // rows handled together: one token group of the layout
+inline constexpr int kGroupTokens = 16;  // rows handled together: one token group of the layout
 inline constexpr int kHeadDimMax = 256;
 inline constexpr float kRangeMin = 1e-8f;  // least max - min of a group, which is three steps
 
 // Codes and metadata of one 16-token group.
 struct QuantizedRows {
-  uint8_t codes[kWindowTokens][kHeadDimMax];
+  uint8_t codes[kGroupTokens][kHeadDimMax];
   // fp16 scale in the lower half, fp16 minimum in the upper one
-  uint32_t meta[kWindowTokens][kHeadDimMax / 32];
+  uint32_t meta[kGroupTokens][kHeadDimMax / 32];
 };
 
 // Returns the metadata word of one row and group.
