@@ -6,7 +6,9 @@
 A relative link of a Markdown file must lead to a file or folder of the tree, its #anchor to a
 heading there; a page below docs/ that a source file names must exist; a link must lead to each
 page below docs/ from another one, or no reader finds it; and where a list item is a link to a
-source and the functions that one walks through there, `like`, `This`, the source must have them."""
+source and the functions that one walks through there, `like`, `This`, the source must have them.
+The commit that a file in bench/results names must be in the history, or bench/README.md must name
+the commit that stands for it: `named` (existing). A clone without history is not checked for it."""
 
 import os
 import re
@@ -17,6 +19,10 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ +(.*?) *$", re.MULTILINE)
 WALK = re.compile(r"^- \[[^\]]+\]\(([^)]+\.(?:cc|cu|h))\): (.*)$", re.MULTILINE)
+RESULTS = "bench/results/"
+RESULTS_PAGE = "bench/README.md"
+COMMIT = re.compile(r'"commit": *"([0-9a-f]{7,40})(?:-dirty)?"')
+REPLACED = re.compile(r"`([0-9a-f]{7,40})`\s+\(([0-9a-f]{7,40})\)")
 PAGE = re.compile(r"(?<![\w./-])docs/[\w./-]+\.md\b")
 
 
@@ -78,8 +84,39 @@ def walks_complaints(root, page):
                 yield f"{page}: {source} has no function {function}"
 
 
+def has_history(root):
+    """Whether root is a git checkout with all of its history."""
+    shallow = subprocess.run(["git", "rev-parse", "--is-shallow-repository"], cwd=root,
+                             capture_output=True, text=True)
+    return shallow.returncode == 0 and shallow.stdout.strip() == "false"
+
+
+def is_commit(root, name):
+    found = subprocess.run(["git", "cat-file", "-e", name + "^{commit}"], cwd=root,
+                           capture_output=True)
+    return found.returncode == 0
+
+
+def results_complaints(root, names):
+    """Results whose commit is neither in the history nor replaced by one that is."""
+    replaced = {}
+    if RESULTS_PAGE in names:
+        replaced = dict(REPLACED.findall(read(os.path.join(root, RESULTS_PAGE))))
+    for name, stands_for in sorted(replaced.items()):
+        if not is_commit(root, stands_for):
+            yield f"{RESULTS_PAGE}: {stands_for} for {name} is no commit"
+    for name in names:
+        if not name.startswith(RESULTS) or not name.endswith(".json"):
+            continue
+        for commit in sorted(set(COMMIT.findall(read(os.path.join(root, name))))):
+            if commit not in replaced and not is_commit(root, commit):
+                yield f"{name}: {commit} is no commit, and {RESULTS_PAGE} names none for it"
+
+
 def complaints(root):
     names = files_of(root)
+    if has_history(root):
+        yield from results_complaints(root, names)
     pages = [name for name in names if name.endswith(".md")]
     linked = {target for page in pages for target, _ in links_of(root, page) if target != page}
     for page in pages:
@@ -97,9 +134,11 @@ def complaints(root):
 
 def main():
     root = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "../..")
-    told = list(complaints(root))
-    print("\n".join(told) or "every link leads somewhere")
-    return 1 if told else 0
+    found = list(complaints(root))
+    if not has_history(root):
+        print("no git history: the commits of bench/results are not checked")
+    print("\n".join(found) or "every link leads somewhere")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 """check_docs.py finds what it is for, and nothing else."""
 
 import os
+import subprocess
 import tempfile
 import unittest
 
@@ -64,6 +65,58 @@ class CheckDocsTest(unittest.TestCase):
 
     def test_code_in_a_page_is_no_link(self):
         self.assertEqual([], self.complaints({"README.md": "```\nf[i](j)\n```\n"}))
+
+
+class ResultsTest(unittest.TestCase):
+    """The commits that results name."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = folder.name
+
+    def git(self, *arguments, root=None):
+        done = subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments],
+                              cwd=root or self.root, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    def write(self, name, text):
+        path = os.path.join(self.root, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def commit(self):
+        self.git("init", "-q")
+        self.git("commit", "-q", "--allow-empty", "-m", "first")
+        return self.git("rev-parse", "HEAD")
+
+    def test_commits_of_the_history(self):
+        commit = self.commit()
+        self.write("bench/results/a.json", f'{{"commit": "{commit[:12]}-dirty"}}')
+        self.write("bench/results/b.json", f'{{"commit": "{commit}"}}')
+        self.assertEqual([], list(check_docs.complaints(self.root)))
+
+    def test_a_commit_that_is_gone_needs_one_that_stands_for_it(self):
+        commit = self.commit()
+        self.write("bench/results/a.json", '{"commit": "0123456789ab-dirty"}')
+        self.assertEqual(1, len(list(check_docs.complaints(self.root))))
+        self.write("bench/README.md", f"`0123456789ab` ({commit[:8]}) in `a.json`\n")
+        self.assertEqual([], list(check_docs.complaints(self.root)))
+        self.write("bench/README.md", "`0123456789ab`\n(01234567) in `a.json`\n")
+        self.assertEqual(1, len(list(check_docs.complaints(self.root))))
+
+    def test_without_history_nothing_is_said(self):
+        self.write("bench/results/a.json", '{"commit": "0123456789ab"}')
+        self.assertEqual([], list(check_docs.complaints(self.root)))  # no checkout
+        self.commit()
+        self.git("commit", "-q", "--allow-empty", "-m", "second")
+        shallow = os.path.join(self.root, "clone")
+        self.git("clone", "-q", "--depth", "1", "file://" + self.root, shallow)
+        os.makedirs(os.path.join(shallow, "bench/results"))
+        with open(os.path.join(shallow, "bench/results/a.json"), "w", encoding="utf-8") as file:
+            file.write('{"commit": "0123456789ab"}')
+        self.assertEqual([], list(check_docs.complaints(shallow)))
 
 
 if __name__ == "__main__":
