@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <atomic>
 #include <chrono>
 
 namespace crumb {
@@ -18,16 +17,6 @@ class Clock {
 
   // The machine's clock; lives as long as the process.
   static Clock& Real();
-};
-
-// A clock that moves when told to. Thread-safe.
-class FakeClock : public Clock {
- public:
-  TimePoint Now() const override { return TimePoint(Duration(ticks_.load())); }
-  void Advance(Duration by) { ticks_.fetch_add(by.count()); }
-
- private:
-  std::atomic<Duration::rep> ticks_{0};
 };
 
 }  // namespace crumb

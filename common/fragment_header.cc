@@ -19,7 +19,7 @@ static_assert(static_cast<int>(PageFormat::kInt2) == 2);
 constexpr uint32_t kMagic = 0x424D5243;  // "CRMB"
 constexpr uint16_t kVersion = 1;
 constexpr uint16_t kMinimumReader = 1;
-constexpr size_t kSumsOffset = 144;
+constexpr size_t kSizeOffset = 8;
 constexpr uint8_t kFlagOverInt2 = 1;
 
 template <typename Id>
@@ -38,7 +38,7 @@ absl::Status CheckEnvelope(std::span<const std::byte> bytes) {
   if (LoadLittle<uint32_t>(bytes.data()) != kMagic) {
     return absl::DataLossError("no fragment header: wrong magic");
   }
-  const size_t size = LoadLittle<uint32_t>(bytes.data() + 8);
+  const size_t size = LoadLittle<uint32_t>(bytes.data() + kSizeOffset);
   if (size < FragmentHeaderBytes(0) || size > FragmentHeaderBytes(kFragmentTilesMax)) {
     return absl::DataLossError("fragment header claims " + std::to_string(size) + " bytes");
   }
@@ -95,7 +95,7 @@ void EncodeFragmentHeader(const FragmentHeader& header, std::span<std::byte> out
   StoreLittle(to + 134, header.range.heads.end);
   StoreLittle(to + 136, static_cast<uint32_t>(header.tile_sums.size()));
   StoreLittle(to + 140, header.position);
-  std::ranges::copy(std::as_bytes(std::span(header.tile_sums)), to + kSumsOffset);
+  std::ranges::copy(std::as_bytes(std::span(header.tile_sums)), to + kTileSumsOffset);
   StoreLittle(to + out.size() - 4, Crc32c(out.first(out.size() - 4)));
 }
 
@@ -131,7 +131,7 @@ absl::StatusOr<FragmentHeader> DecodeFragmentHeader(std::span<const std::byte> b
   if (!header.ok()) return header;
   const auto tiles = static_cast<size_t>(header->range.tiles());
   header->tile_sums.resize(tiles);
-  std::memcpy(header->tile_sums.data(), bytes.data() + kSumsOffset, 4 * tiles);
+  std::memcpy(header->tile_sums.data(), bytes.data() + kTileSumsOffset, 4 * tiles);
   return header;
 }
 
@@ -142,8 +142,12 @@ absl::StatusOr<FragmentHeaderView> ViewFragmentHeader(std::span<const std::byte>
   absl::StatusOr<FragmentHeader> header = DecodeFields(bytes);
   if (!header.ok()) return header.status();
   const auto tiles = static_cast<size_t>(header->range.tiles());
-  const auto* sums = reinterpret_cast<const uint32_t*>(bytes.data() + kSumsOffset);
+  const auto* sums = reinterpret_cast<const uint32_t*>(bytes.data() + kTileSumsOffset);
   return FragmentHeaderView{*std::move(header), std::span(sums, tiles)};
+}
+
+size_t EncodedHeaderBytes(const std::byte* begin) {
+  return LoadLittle<uint32_t>(begin + kSizeOffset);
 }
 
 FragmentShape ShapeOfHeader(std::span<const std::byte> bytes) {

@@ -41,7 +41,8 @@ struct TileRange {
   IndexRange layers;
   IndexRange heads;
 
-  // At most what an int holds: more than any fragment has, so a lie stays one.
+  // At most what an int holds: more than any fragment has, so that a false range stays out of
+  // bounds.
   constexpr int tiles() const {
     return static_cast<int>(
         std::clamp<int64_t>(int64_t{layers.size()} * heads.size(), INT32_MIN, INT32_MAX));
@@ -64,7 +65,7 @@ struct FragmentHeader {
   PageKey key;
   PageKey parent;  // zeros for the first page of a sequence
   TileRange range;
-  uint32_t position = 0;            // of the page in its sequence, plus one; 0: not told
+  uint32_t position = 0;            // of the page in its sequence, plus one; 0: unknown
   std::vector<uint32_t> tile_sums;  // CRC-32C of each tile, layer by layer and head by head
 
   friend bool operator==(const FragmentHeader&, const FragmentHeader&) = default;
@@ -75,8 +76,15 @@ inline constexpr int kFragmentTilesMax = 1 << 16;
 // Bytes of one tile at most.
 inline constexpr uint32_t kTileBytesMax = 1 << 20;
 
+// Offset of the tile sums in an encoded header (docs/formats/fragment.md), which a checksum of the
+// header follows.
+inline constexpr size_t kTileSumsOffset = 144;
 // Bytes of an encoded header with `tiles` tile sums.
-constexpr size_t FragmentHeaderBytes(int tiles) { return 148 + 4 * static_cast<size_t>(tiles); }
+constexpr size_t FragmentHeaderBytes(int tiles) {
+  return kTileSumsOffset + 4 * static_cast<size_t>(tiles) + 4;
+}
+// Returns the bytes of the encoded header at `begin`, which was checked before.
+size_t EncodedHeaderBytes(const std::byte* begin);
 
 // Bytes of the tiles, and of tiles and header together.
 constexpr size_t FragmentTilesBytes(int tiles, uint32_t tile_bytes) {

@@ -63,12 +63,6 @@ absl::StatusOr<UniqueFd> AdoptRoster(int roster) {
   return file;
 }
 
-// Through the open file that a lock belongs to, the lock is not seen.
-absl::StatusOr<std::vector<uint64_t>> ReadRoster(int roster) {
-  CRUMB_ASSIGN_OR_RETURN(const UniqueFd file, OpenAgain(roster));
-  return ReadOwnRoster(file.get());
-}
-
 absl::StatusOr<std::vector<uint64_t>> ReadOwnRoster(int roster) {
   // The kernel names any lock in a range, not the first: the parts on both sides of it are looked
   // at next.

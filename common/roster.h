@@ -16,7 +16,7 @@
 // file sees the locks, and so does one that gets it after all the others were restarted.
 //
 // A roster may come from a process that is not trusted. Only memory files are opened, which
-// F_GET_SEALS tells without waiting, and they are opened with O_NONBLOCK: a lease (F_SETLEASE) on
+// F_GET_SEALS reports without waiting, and they are opened with O_NONBLOCK: a lease (F_SETLEASE) on
 // the file makes the call fail with kUnavailable instead of holding it up. Reading takes time in
 // the number of locks, which that process chooses, so callers hold no lock meanwhile.
 namespace crumb {
@@ -29,15 +29,14 @@ inline constexpr uint64_t kRosterSlotsMax = (uint64_t{1} << 23) - 64;
 
 absl::StatusOr<UniqueFd> CreateRoster();
 // Opens a roster that came from another process as an open file of this process's own: a descriptor
-// of the other's open file would keep its mark after its end. `roster` stays the caller's. Errors
-// as ReadRoster.
+// of the other's open file would keep its mark after its end. `roster` stays the caller's.
+// kDataLoss: not a roster, or more marks than there can be processes; kUnavailable: a process has a
+// lease on the file.
 absl::StatusOr<UniqueFd> AdoptRoster(int roster);
 
-// The locked bytes, ascending. kDataLoss: not a roster, or more marks than there can be processes;
-// kUnavailable: a process has a lease on the file.
-absl::StatusOr<std::vector<uint64_t>> ReadRoster(int roster);
-// Likewise, of a file that CreateRoster or AdoptRoster returned and through which no mark was
-// taken. Opens nothing.
+// Returns the locked bytes, ascending, of a file that CreateRoster or AdoptRoster returned. A mark
+// that was taken through the same open file is not seen. kDataLoss: not a roster, or more marks
+// than there can be processes.
 absl::StatusOr<std::vector<uint64_t>> ReadOwnRoster(int roster);
 
 // One bit for each slot of a device pool, in the memory of the pool's roster: whether the page in

@@ -205,7 +205,7 @@ class DevicePoolIndex {
   // The holder has copied a slot of such a page. Returns false when it is none. The page leaves
   // with its last slot, unless it is in use again.
   bool Demoted(HolderId holder, uint64_t slot, TimePoint now);
-  // Pages that the holder was to copy and will not; they go. Answers how many slots.
+  // Pages that the holder was to copy and will not; they go. Returns how many slots.
   size_t DropDemotions(HolderId holder, TimePoint now);
   size_t demoting() const { return demoting_.size(); }
 

@@ -13,7 +13,7 @@ namespace {
 // Sizes what a policy remembers of evicted pages.
 constexpr uint64_t kPolicyPages = 1 << 16;
 // Slots that are let go while the lock is held once.
-constexpr size_t kSlotsPerLock = 4096;
+constexpr size_t kSlotsPerHold = 4096;
 
 void Add(HistogramSnapshot& to, const HistogramSnapshot& of) {
   if (to.bounds.empty()) {
@@ -237,7 +237,7 @@ void DeviceTier::Demote(DevicePoolNumber pool, const std::vector<Leaving>& leavi
   const HolderId holder = demoters_.choose ? demoters_.choose(pool) : 0;
   size_t asked;
   const std::vector<DemotionWork> work = BeginDemotions(pool, holder, leaving, &asked);
-  const bool under_way = !work.empty() && demoters_.ask(pool, holder, work);
+  const bool under_way = !work.empty() && demoters_.request(pool, holder, work);
   std::vector<PageTable::Change> changes;
   {
     MutexLock lock(&mutex_);
@@ -343,8 +343,8 @@ size_t DeviceTier::ReleaseAllBut(DevicePoolNumber pool, HolderId holder,
   std::erase_if(slots,
                 [&](uint64_t slot) { return std::binary_search(stay.begin(), stay.end(), slot); });
   size_t unknown = 0;
-  for (size_t first = 0; first < slots.size(); first += kSlotsPerLock) {
-    const size_t count = std::min(kSlotsPerLock, slots.size() - first);
+  for (size_t first = 0; first < slots.size(); first += kSlotsPerHold) {
+    const size_t count = std::min(kSlotsPerHold, slots.size() - first);
     unknown += Release(pool, holder, std::span(slots).subspan(first, count));
   }
   return slots.size() - unknown;
@@ -407,8 +407,8 @@ void DeviceTier::EndHolder(HolderId holder) {
       if (index == nullptr) continue;
       slots = index->TakeHolds(holder);
     }
-    for (size_t first = 0; first < slots.size(); first += kSlotsPerLock) {
-      const size_t count = std::min(kSlotsPerLock, slots.size() - first);
+    for (size_t first = 0; first < slots.size(); first += kSlotsPerHold) {
+      const size_t count = std::min(kSlotsPerHold, slots.size() - first);
       MutexLock lock(&mutex_);
       Find(pool)->EndHolds(std::span(slots).subspan(first, count));  // held, so it is there
     }

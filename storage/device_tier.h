@@ -52,7 +52,7 @@ class DeviceTier {
     // A process that maps the pool; 0: there is none.
     std::function<HolderId(DevicePoolNumber)> choose;
     // Requests the copies from the process. Returns false if its session has ended.
-    std::function<bool(DevicePoolNumber, HolderId, std::span<const DemotionWork>)> ask;
+    std::function<bool(DevicePoolNumber, HolderId, std::span<const DemotionWork>)> request;
   };
 
   // `events` are called without the lock.
@@ -103,7 +103,7 @@ class DeviceTier {
   size_t Release(DevicePoolNumber pool, HolderId holder, std::span<const uint64_t> slots);
   // Lets go of all that the holder holds but those slots; answers how many.
   size_t ReleaseAllBut(DevicePoolNumber pool, HolderId holder, std::span<const uint64_t> kept);
-  // Answers how many of the slots were not the holder's to copy.
+  // Returns how many of the slots were not the holder's to copy.
   size_t Demoted(DevicePoolNumber pool, HolderId holder, std::span<const uint64_t> slots);
   // The process is gone: what it held is free, what it was to copy is lost.
   void EndHolder(HolderId holder);

@@ -3,23 +3,22 @@
 #include <algorithm>
 #include <utility>
 
+#include "storage/bounds.h"
 #include "storage/coverage.h"
 #include "storage/device_tier.h"
 
 namespace crumb::storage {
 namespace {
 
-// Keys whose places in the index are brought to the cache before they are looked up.
-constexpr size_t kPrefetchAhead = 8;
 // Look-ups of one key in one pool, and rows of tiles that are compared, while the lock is held
 // once: about a millisecond.
-constexpr size_t kStepsPerLock = 32'768;
+constexpr size_t kStepsPerHold = 32'768;
 // Pages that are let go, touched or visited, and fragments that are named, while the lock is held
 // once.
-constexpr size_t kPagesPerLock = 4096;
-constexpr size_t kFragmentsPerLock = 4096;
+constexpr size_t kPagesPerHold = 4096;
+constexpr size_t kFragmentsPerHold = 4096;
 // Pages that are removed while the lock is held once.
-constexpr size_t kRemovalsPerLock = 1024;
+constexpr size_t kRemovalsPerHold = 1024;
 
 bool Usable(const Page& page, const AcquireRequest& request) {
   return page.generation >= request.generation;
@@ -82,7 +81,7 @@ std::vector<DeviceTier::PlacesOf> DeviceTier::Ref(const AcquireRequest& request)
     MutexLock lock(&mutex_);
     const std::vector<Source> sources = SourcesOf(request);
     if (sources.empty()) break;
-    for (size_t steps = 0; next < keys.size() && steps < kStepsPerLock; ++next) {
+    for (size_t steps = 0; next < keys.size() && steps < kStepsPerHold; ++next) {
       if (next + kPrefetchAhead < keys.size()) {
         const KeyIndex::Hashed ahead = KeyIndex::Hash(keys[next + kPrefetchAhead]);
         for (const Source& source : sources) source.pages.Prefetch(ahead);
@@ -95,10 +94,10 @@ std::vector<DeviceTier::PlacesOf> DeviceTier::Ref(const AcquireRequest& request)
 }
 
 void DeviceTier::Unref(std::span<const PlacesOf> pages) {
-  for (size_t first = 0; first < pages.size(); first += kPagesPerLock) {
+  for (size_t first = 0; first < pages.size(); first += kPagesPerHold) {
     MutexLock lock(&mutex_);
     for (const PlacesOf& places :
-         pages.subspan(first, std::min(kPagesPerLock, pages.size() - first))) {
+         pages.subspan(first, std::min(kPagesPerHold, pages.size() - first))) {
       for (const auto& [pool, page] : places) TableOf(pool).Unref(page);
     }
   }
@@ -112,7 +111,7 @@ std::vector<bool> DeviceTier::Covered(const AcquireRequest& request) const {
     MutexLock lock(&mutex_);
     const std::vector<Source> sources = SourcesOf(request);
     if (sources.empty()) break;
-    for (size_t steps = 0; next < covered.size() && steps < kStepsPerLock; ++next) {
+    for (size_t steps = 0; next < covered.size() && steps < kStepsPerHold; ++next) {
       covered[next] = !Places(sources, request, request.keys[next], seen, &steps).empty();
     }
   }
@@ -161,8 +160,8 @@ void DeviceTier::NameFragments(const AcquireRequest& request, size_t fragments_m
   size_t named = 0;
   bool full = false;
   while (named < pages->size() && !full) {
-    const size_t end = std::min(pages->size(), named + kPagesPerLock);
-    const size_t fragments_end = fragments->size() + kFragmentsPerLock;
+    const size_t end = std::min(pages->size(), named + kPagesPerHold);
+    const size_t fragments_end = fragments->size() + kFragmentsPerHold;
     std::map<DevicePoolNumber, std::vector<PageHandle>> read;
     MutexLock lock(&mutex_);
     for (; named < end && fragments->size() < fragments_end; ++named) {
@@ -182,8 +181,8 @@ std::vector<DeviceFragmentRef> DeviceTier::FragmentsOf(std::span<const PlacesOf>
                                                        const TileRange& range) const {
   std::vector<DeviceFragmentRef> fragments;
   for (size_t next = 0; next < pages.size();) {
-    const size_t end = std::min(pages.size(), next + kPagesPerLock);
-    const size_t fragments_end = fragments.size() + kFragmentsPerLock;
+    const size_t end = std::min(pages.size(), next + kPagesPerHold);
+    const size_t fragments_end = fragments.size() + kFragmentsPerHold;
     MutexLock lock(&mutex_);
     for (; next < end && fragments.size() < fragments_end; ++next) {
       AddRefs(pages[next], static_cast<uint32_t>(next), range, &fragments);
@@ -195,7 +194,7 @@ std::vector<DeviceFragmentRef> DeviceTier::FragmentsOf(std::span<const PlacesOf>
 void DeviceTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
   for (const DevicePoolNumber number : Numbers()) {
     for (size_t end = keys.size(); end > 0;) {
-      const size_t begin = end - std::min(end, kPagesPerLock);
+      const size_t begin = end - std::min(end, kPagesPerHold);
       MutexLock lock(&mutex_);
       DevicePoolIndex* pool = Find(number);
       if (pool == nullptr) break;
@@ -210,12 +209,12 @@ void DeviceTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys
 }
 
 void DeviceTier::NoteDeleted(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
-  for (size_t first = 0; first < keys.size(); first += kRemovalsPerLock) {
+  for (size_t first = 0; first < keys.size(); first += kRemovalsPerHold) {
     MutexLock lock(&mutex_);
     DeletedPages& deleted = deleted_[keyspace];
     if (deleted.forgotten) return;
     for (const PageKey& key :
-         keys.subspan(first, std::min(kRemovalsPerLock, keys.size() - first))) {
+         keys.subspan(first, std::min(kRemovalsPerHold, keys.size() - first))) {
       deleted_keys_ += deleted.keys.insert(key).second ? 1 : 0;
     }
     if (deleted_keys_ <= kDeletedKeysMax) continue;
@@ -261,8 +260,8 @@ std::vector<PageKey> DeviceTier::Remove(const KeyspaceId& keyspace, std::span<co
   NoteDeleted(keyspace, keys);
   std::vector<bool> was_there(keys.size());
   for (const DevicePoolNumber number : Numbers()) {
-    for (size_t first = 0; first < keys.size(); first += kRemovalsPerLock) {
-      const size_t end = std::min(keys.size(), first + kRemovalsPerLock);
+    for (size_t first = 0; first < keys.size(); first += kRemovalsPerHold) {
+      const size_t end = std::min(keys.size(), first + kRemovalsPerHold);
       std::vector<PageTable::Change> changes;
       {
         MutexLock lock(&mutex_);
@@ -314,7 +313,7 @@ std::vector<PageKey> DeviceTier::RemoveOlderThan(DevicePoolNumber number,
       DevicePoolIndex* pool = Find(number);
       if (pool == nullptr) return removed;
       PageTable& table = pool->table();
-      const auto pages = table.PagesOlderThan(keyspace, generation, kRemovalsPerLock);
+      const auto pages = table.PagesOlderThan(keyspace, generation, kRemovalsPerHold);
       if (pages.empty()) return removed;
       for (const PageHandle page : pages) {
         removed.push_back(table[page].key);
@@ -360,7 +359,7 @@ void DeviceTier::ForEachPage(const KeyspaceId& keyspace,
       MutexLock lock(&mutex_);
       const DevicePoolIndex* pool = Find(number);
       if (pool == nullptr) break;
-      from = pool->table().Scan(keyspace, from, kPagesPerLock,
+      from = pool->table().Scan(keyspace, from, kPagesPerHold,
                                 [&](PageHandle, const Page& page) { keys.push_back(page.key); });
     }
   }

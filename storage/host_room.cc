@@ -9,6 +9,7 @@
 
 #include "common/logging.h"
 #include "common/status_macros.h"
+#include "storage/bounds.h"
 
 namespace crumb::storage {
 namespace {
@@ -19,8 +20,6 @@ constexpr size_t kEvictionsPerHold = 64;
 constexpr size_t kVictimStepsPerHold = 1024;
 // Pages of closing slabs that leave before other callers get the lock.
 constexpr size_t kClosingEvictionsPerHold = 256;
-// Pages of a changed keyspace that are removed before the lock is released: some 100 us.
-constexpr size_t kRemovalsPerHold = 512;
 // Slabs that one reservation tries to make fresh: bounds its system calls.
 constexpr size_t kSlabTriesMax = 8;
 // Free memory that must be left when a slab takes its memory again, unless there was less before.
@@ -161,11 +160,11 @@ absl::Status HostRoom::SetTenant(const KeyspaceId& keyspace, const std::string& 
       MutexLock lock(&state_.mutex);
       const uint32_t partition = state_.PartitionOfTenant(tenant, std::move(policy));
       if (state_.table.PartitionOf(keyspace) == partition) return absl::OkStatus();
-      const auto pages = state_.table.PagesOlderThan(keyspace, UINT64_MAX, kRemovalsPerHold);
+      const auto pages = state_.table.PagesOlderThan(keyspace, UINT64_MAX, kHostRemovalsPerHold);
       for (const PageHandle page : pages) {
         state_.table.Remove(page, RemovalReason::kCapacity, now);
       }
-      moved = pages.size() < kRemovalsPerHold;
+      moved = pages.size() < kHostRemovalsPerHold;
       if (moved) state_.table.SetPartition(keyspace, partition);
       changes = state_.table.TakeChanges();
     }

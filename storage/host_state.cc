@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/status_macros.h"
+#include "storage/bounds.h"
 
 namespace crumb::storage {
 namespace {

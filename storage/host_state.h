@@ -20,9 +20,6 @@
 
 namespace crumb::storage {
 
-// Bytes of a page of a small model: sizes the memory of a policy for evicted pages.
-inline constexpr uint64_t kTypicalPageBytes = 256 << 10;
-
 // A reference to one fragment of a host page that is on its way to the tier below.
 struct Departure {
   PageHandle page = kNoPage;  // referred to
@@ -39,7 +36,7 @@ struct HostState {
     HostOptions host;
     // As StoreStart::tenant_part_max_percent.
     int64_t tenant_part_max_percent = 0;
-    // Leaving pages that the tier below lacks are handed to `demote` if they are worth it.
+    // True: pages that were never read are evicted without being queued for the tier below.
     bool demote_only_hit = false;
     // The part of host.bytes_max that Open takes; SlabGrowth takes the rest.
     uint64_t first_bytes = UINT64_MAX;

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/base/attributes.h"
-#include "common/little_endian.h"
+#include "storage/bounds.h"
 #include "storage/coverage.h"
 
 namespace crumb::storage {
@@ -17,8 +17,6 @@ namespace {
 constexpr PageHandle kWalkPages = 4096;
 // Pages of the table that a walk over a keyspace looks at before it lets the lock go: some 100 us.
 constexpr size_t kScanPerHold = 4096;
-// Keys whose places in the index are brought to the cache before they are looked up.
-constexpr size_t kPrefetchAhead = 8;
 // Keys whose use the policy hears of before it lets the lock go: up to some 100 us.
 constexpr size_t kTouchesPerHold = 512;
 // Fragments that a lease names before it lets the lock go.
@@ -306,10 +304,8 @@ void HostTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) 
 }
 
 std::span<const std::byte> HostTier::Bytes(const FragmentRef& fragment) const {
-  constexpr size_t kHeaderSizeOffset = 8;  // docs/formats/fragment.md
   const std::byte* begin = state_.Data(state_.RegionOf(fragment.slab)) + fragment.offset;
-  const auto header_bytes = LoadLittle<uint32_t>(begin + fragment.tiles_bytes + kHeaderSizeOffset);
-  return {begin, size_t{fragment.tiles_bytes} + header_bytes};
+  return {begin, fragment.tiles_bytes + EncodedHeaderBytes(begin + fragment.tiles_bytes)};
 }
 
 absl::StatusOr<bool> HostTier::Pin(const KeyspaceId& keyspace, const PageKey& key,
@@ -338,7 +334,7 @@ bool HostTier::Unpin(const KeyspaceId& keyspace, const PageKey& key) {
 
 std::vector<PageKey> HostTier::Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
   std::vector<PageKey> removed;
-  InPieces(keys, kRemovalsPerHold, [&](std::span<const PageKey> piece) {
+  InPieces(keys, kHostRemovalsPerHold, [&](std::span<const PageKey> piece) {
     std::vector<PageTable::Change> changes;
     {
       MutexLock lock(&state_.mutex);
@@ -444,7 +440,7 @@ void HostTier::CountNotBelow(const PageSelection& selection, PageWalk* walk,
 std::vector<Departure> HostTier::RefAbsentBelow(const KeyspaceId& keyspace,
                                                 std::span<const PageKey> keys) {
   std::vector<Departure> departures;
-  InPieces(keys, kRemovalsPerHold, [&](std::span<const PageKey> piece) {
+  InPieces(keys, kHostRemovalsPerHold, [&](std::span<const PageKey> piece) {
     MutexLock lock(&state_.mutex);
     for (const PageKey& key : piece) {
       const PageHandle handle = state_.table.Find(keyspace, key);

@@ -149,8 +149,6 @@ class HostTier {
   // when they are in the processor's cache, 500 us when none is. Each further hold costs a reader
   // up to two switches of threads while others wait for the lock, so a long prompt fits into one.
   static constexpr size_t kPagesPerHold = 2048;
-  // Pages that are removed before the lock is let go: some 100 us.
-  static constexpr size_t kRemovalsPerHold = 512;
   // Expired pins that each Pin ends, and that one hold of the lock ends for a call that needs their
   // room: some 20 and 150 us.
   static constexpr size_t kExpiredPerPin = 64;

@@ -8,13 +8,11 @@
 #include <utility>
 
 #include "common/status_macros.h"
+#include "storage/bounds.h"
 #include "storage/coverage.h"
 
 namespace crumb::storage {
 namespace {
-
-// Keys whose places in the index are brought to the cache before they are looked up.
-constexpr size_t kPrefetchAhead = 8;
 
 // `times` observations of one value.
 void Observe(HistogramSnapshot& histogram, double value, uint64_t times) {

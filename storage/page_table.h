@@ -103,7 +103,7 @@ struct PageSpace {
 // page has in the tier below beyond those, because the pin keeps them there. All that only once
 // BoundHeldBytes was called.
 //
-// Parents. A page names its parent, which may be absent, arrive later, or be a lie: writers choose
+// Parents. A page names its parent, which may be absent, arrive later, or be wrong: writers choose
 // the names. Each page that is resident, or that resident pages name as their parent, has a place
 // in a forest; a place outlives its page while it has children. A page that arrives takes the place
 // of its key, with the children there, and is linked below its parent's place unless that is in the

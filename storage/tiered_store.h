@@ -284,9 +284,8 @@ class TieredStore {
                            const std::function<void(const PageKey&, Tier)>& visit) = 0;
 
   virtual std::vector<Slab> slabs() const = 0;
-  // Counts the keyspace's pages as this tenant's, in what Flush reports and in what tenants keep
-  // from being reused. Call before the keyspace
-  // has pages, or right after the start.
+  // Counts the keyspace's pages as the tenant's in Flush and in the tenant's part of host memory.
+  // REQUIRES: the keyspace has no pages, or the store was just opened.
   virtual void SetOwner(const KeyspaceId& keyspace, const std::string& tenant) = 0;
   // The keyspace has ended, and no tier has pages of it.
   virtual void ForgetOwner(const KeyspaceId& keyspace) = 0;

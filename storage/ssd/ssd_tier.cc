@@ -8,15 +8,10 @@
 
 #include "common/logging.h"
 #include "common/status_macros.h"
+#include "storage/bounds.h"
 #include "storage/ssd/index_budget.h"
 
 namespace crumb::storage {
-namespace {
-
-// Sizes what a policy remembers of evicted pages; a page of a small model.
-constexpr uint64_t kTypicalPageBytes = 256 << 10;
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<FragmentTier>> SsdTier::Open(const SsdOptions& options,
                                                             const Clock& clock,
@@ -262,8 +257,8 @@ void SsdTier::Announce() {
     changes = table_.TakeChanges();
   }
   for (const PageTable::Change& change : changes) {
-    const auto& tell = change.added ? events_.added : events_.removed;
-    if (tell) tell(change.keyspace, change.key);
+    const auto& notify = change.added ? events_.added : events_.removed;
+    if (notify) notify(change.keyspace, change.key);
   }
 }
 

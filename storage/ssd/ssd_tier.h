@@ -83,8 +83,9 @@ class SsdTier final : public FragmentTier {
 
   absl::Status OpenIndex();
   absl::Status Recover();
-  absl::Status BeginAnew(const absl::Status& damage);
-  // Holds entries against extents and generations, and takes back what fits.
+  // Sets a damaged index aside and opens an empty one; `damage` is logged.
+  absl::Status StartEmptyIndex(const absl::Status& damage);
+  // Compares entries with extents and generations, and takes back those that agree with them.
   void TakeBack(RecoveredIndex recovered, IndexBatch* discarded);
   bool TakeBack(const IndexEntry& entry, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether the slot lies within an extent's intact bytes and has room for the fragment.

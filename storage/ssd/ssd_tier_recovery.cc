@@ -19,14 +19,14 @@ absl::Status SsdTier::OpenIndex() {
   const uint64_t buffer_bytes = IndexBufferBytes(options_.bytes_max.value);
   absl::StatusOr<std::unique_ptr<SsdIndex>> index =
       SsdIndex::Open(folder_->index_path(), buffer_bytes);
-  if (absl::IsDataLoss(index.status())) return BeginAnew(index.status());
+  if (absl::IsDataLoss(index.status())) return StartEmptyIndex(index.status());
   CRUMB_RETURN_IF_ERROR(index.status());
   index_ = std::move(*index);
   return absl::OkStatus();
 }
 
 // Pages whose entries cannot be read are lost; what the server recorded is kept as far as possible.
-absl::Status SsdTier::BeginAnew(const absl::Status& damage) {
+absl::Status SsdTier::StartEmptyIndex(const absl::Status& damage) {
   LogError("SSD tier {}: {}; the index is set aside and the tier starts empty", options_.path,
            std::string(damage.message()));
   IndexBatch kept;
@@ -49,7 +49,7 @@ absl::Status SsdTier::BeginAnew(const absl::Status& damage) {
 absl::Status SsdTier::Recover() {
   absl::StatusOr<RecoveredIndex> recovered = ReadIndex(*index_);
   if (absl::IsDataLoss(recovered.status())) {
-    CRUMB_RETURN_IF_ERROR(BeginAnew(recovered.status()));
+    CRUMB_RETURN_IF_ERROR(StartEmptyIndex(recovered.status()));
     recovered = ReadIndex(*index_);
   }
   CRUMB_RETURN_IF_ERROR(recovered.status());

@@ -10,11 +10,18 @@
 
 #include <optional>
 
+#include "common/status_macros.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace crumb {
 namespace {
+
+// Returns the marks as another process sees them: through an open file of its own.
+absl::StatusOr<std::vector<uint64_t>> ReadRoster(int roster) {
+  CRUMB_ASSIGN_OR_RETURN(const UniqueFd file, AdoptRoster(roster));
+  return ReadOwnRoster(file.get());
+}
 
 using testing::ElementsAre;
 using testing::IsEmpty;

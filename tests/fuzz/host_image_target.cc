@@ -10,6 +10,7 @@
 #include "common/mapping.h"
 #include "storage/host_image.h"
 #include "storage/tiered_store.h"
+#include "tests/common/fake_clock.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace crumb::fuzz {

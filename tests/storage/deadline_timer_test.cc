@@ -5,6 +5,7 @@
 #include <future>
 
 #include "gtest/gtest.h"
+#include "tests/common/fake_clock.h"
 
 namespace crumb::storage {
 namespace {

@@ -51,7 +51,7 @@ class DeviceTierTest : public testing::Test {
     store_ = *std::move(opened);
     tier_ = store_->devices();
     tier_->SetDemoters({.choose = [this](DevicePoolNumber) { return demoter_; },
-                        .ask =
+                        .request =
                             [this](DevicePoolNumber, HolderId, std::span<const DemotionWork> work) {
                               asked_.insert(asked_.end(), work.begin(), work.end());
                               return answers_;

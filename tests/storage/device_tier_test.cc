@@ -358,7 +358,7 @@ TEST_F(DeviceTierTest, ACopyThatIsTakenBackLateTouchesNoOtherPage) {
   bool first = true;
   tier_->SetDemoters(
       {.choose = [](DevicePoolNumber) { return kBob; },
-       .ask =
+       .request =
            [&](DevicePoolNumber, HolderId, std::span<const DemotionWork> work) {
              if (!std::exchange(first, false)) return true;
              tier_->EndDemotions(kBob);  // the page goes, and its handle is free

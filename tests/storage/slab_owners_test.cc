@@ -8,6 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/common/fake_clock.h"
 
 namespace crumb::storage {
 namespace {

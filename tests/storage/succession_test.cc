@@ -10,6 +10,7 @@
 #include "common/mapping.h"
 #include "gtest/gtest.h"
 #include "storage/tiered_store.h"
+#include "tests/common/fake_clock.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/storage/store_calls.h"
 

@@ -17,6 +17,7 @@
 #include "gtest/gtest.h"
 #include "storage/host_image.h"
 #include "storage/tiered_store.h"
+#include "tests/common/fake_clock.h"
 #include "tests/storage/store_calls.h"
 
 namespace crumb::storage {

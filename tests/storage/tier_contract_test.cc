@@ -16,6 +16,7 @@
 #include "storage/ssd/ssd_tier.h"
 #include "storage/store/open_tiered_store.h"
 #include "tests/common/eventually.h"
+#include "tests/common/fake_clock.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/storage/fault_tier.h"
 #include "tests/storage/memory_tier.h"

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/progress_bar.h"
+#include "tests/common/fake_clock.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

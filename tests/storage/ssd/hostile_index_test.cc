@@ -12,6 +12,7 @@
 #include "storage/ssd/index_budget.h"
 #include "storage/ssd/ssd_index.h"
 #include "storage/ssd/ssd_tier.h"
+#include "tests/common/fake_clock.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/storage/store_calls.h"
 

@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/ssd/ssd_tier.h"
+#include "tests/common/fake_clock.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/storage/store_calls.h"
 

@@ -16,6 +16,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/common/fake_clock.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/storage/store_calls.h"
 

@@ -3,6 +3,7 @@
 #include "storage/ssd/tier_health.h"
 
 #include "gtest/gtest.h"
+#include "tests/common/fake_clock.h"
 
 namespace crumb::storage {
 namespace {

@@ -11,6 +11,7 @@
 
 #include "gtest/gtest.h"
 #include "storage/host_room.h"
+#include "tests/common/fake_clock.h"
 #include "tests/storage/store_calls.h"
 
 namespace crumb::storage {

@@ -3,6 +3,7 @@
 #include "storage/store/pending_hints.h"
 
 #include "gtest/gtest.h"
+#include "tests/common/fake_clock.h"
 #include "tests/storage/sample_fragment.h"
 #include "tests/storage/store_calls.h"
 
