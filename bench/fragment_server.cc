@@ -9,13 +9,12 @@
 #include <signal.h>
 #include <sys/prctl.h>
 
-#include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
 #include <string>
 
 #include "bench/ucx_plane.h"
+#include "common/atomic_file.h"
 #include "transport/ucx_transport.h"
 
 namespace crumb::bench {
@@ -46,9 +45,12 @@ int Main(int argc, char** argv) {
     std::cerr << "crumb-fragment-server: " << std::string(transport.status().message()) << "\n";
     return 1;
   }
-  const std::string file = argv[3];
-  std::ofstream(file + ".new") << (*transport)->address() << "\n";
-  if (std::rename((file + ".new").c_str(), file.c_str()) != 0) return 1;
+  const absl::Status written = WriteAtomically(
+      argv[3], [&](std::ostream& file) { file << (*transport)->address() << "\n"; });
+  if (!written.ok()) {
+    std::cerr << "crumb-fragment-server: " << std::string(written.message()) << "\n";
+    return 1;
+  }
   int signal = 0;
   return ::sigwait(&ends, &signal) == 0 ? 0 : 1;
 }

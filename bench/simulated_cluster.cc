@@ -166,8 +166,8 @@ SimulatedCluster::Source SimulatedCluster::AskHome(size_t node, size_t home,
   HolderDirectory& directory = *directories_[home];
   std::vector<PageKey> keys;
   for (const uint32_t block : wanted) keys.push_back(KeyOf(block));
-  HolderDirectory::Question question;
-  question.asker = nodes_[node].id;
+  HolderDirectory::Query question;
+  question.requester = nodes_[node].id;
   question.generation = 1;
   question.range = kAllTiles;
   question.keys = keys;

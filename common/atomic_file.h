@@ -16,7 +16,7 @@ absl::Status WriteAtomically(const std::string& path,
                              const std::function<void(std::ostream&)>& write);
 
 // The error that WriteAtomically would end with for want of a folder, of permission, or because
-// `path` is a folder; to be asked before the work whose result goes there. Leaves nothing.
+// `path` is a folder. Callers check it before the work whose result goes there. Leaves no file.
 absl::Status CheckWritable(const std::string& path);
 
 }  // namespace crumb

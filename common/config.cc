@@ -260,7 +260,7 @@ class Reader : public ConfigVisitor {
   const std::string source_;
   YAML::Node node_;  // the mapping being read
   std::string path_;
-  std::set<std::string> known_;  // names asked for in this mapping
+  std::set<std::string> known_;  // names looked up in this mapping
   absl::Status status_;
 };
 

@@ -22,15 +22,15 @@ namespace crumb {
 // rotation, in the order of Submit within a tenant, and the tasks of one tenant never occupy the
 // last thread. So a task waits for at most one step of every other tenant, however many others
 // have queued. Tasks that take long are submitted in steps: behind each step the other tenants are
-// served. Where tenants are not told apart, tasks run in the order of Submit on all threads. Idle
-// threads sleep. Thread-safe.
+// served. Without tenants (part_max_percent 100), tasks run in the order of Submit on all threads.
+// Idle threads sleep. Thread-safe.
 class Executor {
  public:
   struct Options {
     std::string name = "executor";
     int threads = 1;
     size_t queue_max = 1024;  // tasks waiting; more are refused
-    // One tenant may have this part of the queue. At 100 tenants are not told apart. Below 100 one
+    // One tenant may have this part of the queue. At 100 tenants are not separated. Below 100 one
     // tenant's tasks run on `threads` - 1 threads at most, if there are several.
     int64_t part_max_percent = 100;
   };

@@ -10,8 +10,9 @@
 namespace crumb {
 
 // The result of a Flush: how many pages of the caller's tenant are durable, and how many of those
-// that were committed before it are not, by reason. A caller of no tenant hears of all tenants. A
-// page counts under one reason. Pages that were deleted or dropped count under none.
+// that were committed before it are not, by reason. For a caller of no tenant it counts the pages
+// of all tenants. A page counts under one reason. Pages that were deleted or dropped count under
+// none.
 struct FlushReport {
   uint64_t durable_pages = 0;   // pages on the SSD tier
   uint64_t tier_off_pages = 0;  // in memory; the SSD tier is absent, off or read-only

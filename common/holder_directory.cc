@@ -125,12 +125,11 @@ HolderDirectory::Entry* HolderDirectory::FindEntry(const KeyspaceId& keyspace, u
   return &found->second;
 }
 
-std::vector<HolderDirectory::Holder*> HolderDirectory::HoldersOf(Entry& entry,
-                                                                 const std::optional<Slot>& asker,
-                                                                 const TileRange& range) {
+std::vector<HolderDirectory::Holder*> HolderDirectory::HoldersOf(
+    Entry& entry, const std::optional<Slot>& requester, const TileRange& range) {
   std::vector<Holder*> holders;
   for (Holder& holder : entry.holders) {
-    if (asker == holder.slot || !nodes_.contains(holder.slot)) continue;
+    if (requester == holder.slot || !nodes_.contains(holder.slot)) continue;
     if (Covers(holder.ranges, range)) holders.push_back(&holder);
   }
   const auto rank = [&](const Holder* holder) {
@@ -141,30 +140,29 @@ std::vector<HolderDirectory::Holder*> HolderDirectory::HoldersOf(Entry& entry,
   return holders;
 }
 
-bool HolderDirectory::Knows(const Question& question) const {
-  const size_t pages = std::min(question.keys.size(), kRunPages);
+bool HolderDirectory::Knows(const Query& query) const {
+  const size_t pages = std::min(query.keys.size(), kRunPages);
   MutexLock lock(&mutex_);
   if (entries_.empty()) return false;
-  return std::any_of(question.keys.begin(),
-                     question.keys.begin() + static_cast<std::ptrdiff_t>(pages),
+  return std::any_of(query.keys.begin(), query.keys.begin() + static_cast<std::ptrdiff_t>(pages),
                      [&](const PageKey& key) {
-                       return entries_.contains(Name{question.keyspace, key});
+                       return entries_.contains(Name{query.keyspace, key});
                      });
 }
 
-std::optional<HolderDirectory::Referral> HolderDirectory::Refer(const Question& question) {
+std::optional<HolderDirectory::Referral> HolderDirectory::Refer(const Query& query) {
   MutexLock lock(&mutex_);
-  std::optional<Slot> asker;
-  if (const auto known = slots_.find(question.asker); known != slots_.end()) asker = known->second;
-  for (size_t pages = std::min(question.keys.size(), kRunPages); pages > 0; --pages) {
-    if (pages < question.own_pages) break;
-    Entry* const entry =
-        FindEntry(question.keyspace, question.generation, question.keys[pages - 1]);
+  std::optional<Slot> requester;
+  if (const auto known = slots_.find(query.requester); known != slots_.end())
+    requester = known->second;
+  for (size_t pages = std::min(query.keys.size(), kRunPages); pages > 0; --pages) {
+    if (pages < query.own_pages) break;
+    Entry* const entry = FindEntry(query.keyspace, query.generation, query.keys[pages - 1]);
     if (entry == nullptr) continue;
-    const std::vector<Holder*> holders = HoldersOf(*entry, asker, question.range);
+    const std::vector<Holder*> holders = HoldersOf(*entry, requester, query.range);
     if (holders.empty()) continue;
     const Holder& best = *holders.front();
-    if (pages == question.own_pages &&
+    if (pages == query.own_pages &&
         std::pair(entry->own_referrals, own_referrals_) <=
             std::pair(best.referrals, nodes_.find(best.slot)->second.referrals)) {
       break;
@@ -175,18 +173,18 @@ std::optional<HolderDirectory::Referral> HolderDirectory::Refer(const Question& 
       if (referral.nodes.size() == kReferralNodesMax) break;
       referral.nodes.push_back(nodes_[holder->slot].id);
     }
-    CountReferral(question, pages, holders.front()->slot);
+    CountReferral(query, pages, holders.front()->slot);
     return referral;
   }
-  CountReferral(question, std::min(question.own_pages, kRunPages), std::nullopt);
+  CountReferral(query, std::min(query.own_pages, kRunPages), std::nullopt);
   return std::nullopt;
 }
 
-void HolderDirectory::CountReferral(const Question& question, size_t pages,
+void HolderDirectory::CountReferral(const Query& query, size_t pages,
                                     const std::optional<Slot>& chosen) {
-  if (!question.counted) return;
-  for (size_t page = 0; page < std::min(pages, question.keys.size()); ++page) {
-    Entry* const entry = FindEntry(question.keyspace, question.generation, question.keys[page]);
+  if (!query.counted) return;
+  for (size_t page = 0; page < std::min(pages, query.keys.size()); ++page) {
+    Entry* const entry = FindEntry(query.keyspace, query.generation, query.keys[page]);
     if (entry == nullptr) continue;
     Touch(*entry);
     if (!chosen) ++entry->own_referrals;

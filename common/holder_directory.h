@@ -25,8 +25,8 @@ namespace crumb {
 // wants them to a holder, instead of keeping a copy and serving every reader itself.
 //
 //   node A: PeerPush(keys) -----> home: Note(A, keys)
-//   node B: PeerAcquire(keys) --> home: Refer(keys) = {A}; B reads from A, then offers the keys,
-//   too node C: PeerAcquire(keys) --> home: Refer(keys) = {B, A}: B was referred to less often
+//   node B: PeerAcquire(keys) --> home: Refer(keys) = {A}; B reads from A, offers the keys
+//   node C: PeerAcquire(keys) --> home: Refer(keys) = {B, A}: B was referred to less often
 //
 // The unit is a page, not a run: all prompts share the run that begins with the system prompt and
 // differ inside it. What is noted is a hint. A holder may have evicted the page; the reader then
@@ -65,8 +65,8 @@ class HolderDirectory {
   void Note(const Offer& offer);
 
   // A request for the leading pages of one run.
-  struct Question {
-    std::string asker;  // never referred to itself
+  struct Query {
+    std::string requester;  // node that sent the request; never referred to itself
     KeyspaceId keyspace;
     uint64_t generation = 0;
     TileRange range;
@@ -75,7 +75,7 @@ class HolderDirectory {
     bool counted = true;            // false: the caller reads nothing, it only wants to know
   };
   // Whether Refer could return anything: any node is known to hold any of the pages.
-  bool Knows(const Question& question) const;
+  bool Knows(const Query& query) const;
   struct Referral {
     size_t pages = 0;                // leading pages that each of the nodes should have
     std::vector<std::string> nodes;  // kReferralNodesMax at most, the best first
@@ -83,7 +83,7 @@ class HolderDirectory {
   // Chooses who serves the run: the holders of the deepest page that anyone has, those with the
   // fewest referrals for it first, then those with the fewest in all. This node counts as a holder
   // of its own pages. None: it is to serve what it has. Counts the choice as a referral.
-  std::optional<Referral> Refer(const Question& question);
+  std::optional<Referral> Refer(const Query& query);
 
   // A holder of a part of a page.
   struct Part {
@@ -156,9 +156,9 @@ class HolderDirectory {
   // Null: the page is not known in this generation.
   Entry* FindEntry(const KeyspaceId& keyspace, uint64_t generation, const PageKey& key)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::vector<Holder*> HoldersOf(Entry& entry, const std::optional<Slot>& asker,
+  std::vector<Holder*> HoldersOf(Entry& entry, const std::optional<Slot>& requester,
                                  const TileRange& range) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CountReferral(const Question& question, size_t pages, const std::optional<Slot>& chosen)
+  void CountReferral(const Query& query, size_t pages, const std::optional<Slot>& chosen)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Touch(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Erase(const Name& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -19,7 +19,7 @@ class ABSL_LOCKABLE Mutex {
 
   void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
   void Unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
-  // Tells the analysis that the caller holds the lock, for code it cannot follow (lambdas).
+  // Informs the analysis that the caller holds the lock, for code it cannot follow (lambdas).
   void AssertHeld() const ABSL_ASSERT_EXCLUSIVE_LOCK() {}
 
  private:

@@ -22,7 +22,7 @@ struct PlacementNode {
   std::string id;       // unique within a view
   double weight = 1;    // above 0: share of the runs
   std::string host;     // two nodes of one host never hold two replicas of a run
-  std::string zone;     // replicas go to distinct zones while there are some; empty: not told
+  std::string zone;     // replicas go to distinct zones while there are some; empty: unknown
   uint64_t digest = 0;  // of the id, by NodeDigest
 };
 

@@ -21,7 +21,7 @@ struct LoggedProblem {
   std::string text;  // cut to RecentLog::kTextBytesMax
 };
 
-// The newest warnings and errors, for who cannot read the log. Thread-safe.
+// The newest warnings and errors of the log, for the status page. Thread-safe.
 class RecentLog {
  public:
   static constexpr size_t kProblemsMax = 64;

@@ -268,7 +268,7 @@ absl::StatusOr<RotationFile> ReadRotationFile(const std::string& path) {
     CRUMB_ASSIGN_OR_RETURN(const Tensor tensor, tensors->Find(array.name));
     if (tensor.dtype != DType::kF32 || tensor.shape != array.shape) {
       return absl::InvalidArgumentError(fmt::format(
-          "{}: tensor {} is {} {}, the metadata asks for F32 {}", path, array.name,
+          "{}: tensor {} is {} {}, the metadata requires F32 {}", path, array.name,
           std::string(DTypeName(tensor.dtype)), ShapeText(tensor.shape), ShapeText(array.shape)));
     }
     std::vector<float>& values = file.*array.values;

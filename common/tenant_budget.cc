@@ -8,7 +8,7 @@ namespace crumb {
 
 TenantBudget::Taken TenantBudget::Take(const std::string& tenant, uint64_t amount) {
   if (amount == 0) return Taken::kYes;
-  if (!tells_apart()) {
+  if (!separates_tenants()) {
     uint64_t used = used_.load();
     do {
       if (amount > total_ || used > total_ - amount) return Taken::kTotalFull;
@@ -30,7 +30,7 @@ TenantBudget::Taken TenantBudget::Take(const std::string& tenant, uint64_t amoun
 }
 
 void TenantBudget::Add(const std::string& tenant, uint64_t amount) {
-  if (!tells_apart()) {
+  if (!separates_tenants()) {
     used_.fetch_add(amount);
     return;
   }
@@ -40,7 +40,7 @@ void TenantBudget::Add(const std::string& tenant, uint64_t amount) {
 }
 
 void TenantBudget::Give(const std::string& tenant, uint64_t amount) {
-  if (!tells_apart()) {
+  if (!separates_tenants()) {
     used_.fetch_sub(amount);
     return;
   }

@@ -29,7 +29,7 @@ inline uint64_t TenantPart(uint64_t total, uint64_t others, int64_t part_max_per
 // resource of few units serves as many tenants as it has units; of a resource in bytes the part of
 // the next tenant gets smaller instead, down to nothing.
 //
-// With 100 tenants are not told apart: the total alone counts, at the cost of one atomic addition.
+// With 100 tenants are not separated: the total alone counts, at the cost of one atomic addition.
 //
 // Invariants: used() <= total unless Add() went beyond it; used() is the sum over all tenants.
 // Thread-safe.
@@ -53,14 +53,14 @@ class TenantBudget {
 
   uint64_t total() const { return total_; }
   uint64_t used() const { return used_.load(); }
-  // 0 while tenants are not told apart.
+  // 0 while tenants are not separated.
   uint64_t used_by(const std::string& tenant) const;
 
   // kResourceExhausted for a Take that failed; `key` is the setting that bounds the total.
   static absl::Status Error(Taken taken, const char* key);
 
  private:
-  bool tells_apart() const { return part_max_percent_ < 100; }
+  bool separates_tenants() const { return part_max_percent_ < 100; }
 
   const uint64_t total_;
   const int64_t part_max_percent_;

@@ -10,8 +10,8 @@
 
 namespace crumb {
 
-// A thread with a name (at most 15 characters are kept), joined on destruction. The owner must have
-// told the body to end before.
+// A thread with a name (at most 15 characters are kept), joined on destruction. The owner must
+// make the body end before.
 class Thread {
  public:
   Thread() = default;

@@ -44,7 +44,7 @@ absl::StatusOr<Ssl<BIO>> OpenFile(const TlsFile& file) {
   return bio;
 }
 
-// A key that asks for a pass phrase would wait for a terminal.
+// A key with a pass phrase would wait for a terminal.
 int NoPassPhrase(char*, int, int, void*) { return -1; }
 
 absl::StatusOr<std::vector<Ssl<X509>>> ReadCertificates(const TlsFile& file) {

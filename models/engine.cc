@@ -177,7 +177,7 @@ absl::Status Engine::AttentionBlock(KvCache& cache, int layer, int tokens, Scrat
     AddBias(weights.q_bias, scratch.q.data() + i * q_size);
     AddBias(weights.k_bias, scratch.k.data() + i * kv_size);
     AddBias(weights.v_bias, scratch.v.data() + i * kv_size);
-    const auto norm_and_turn = [&](const std::vector<float>& norm, float* heads, int count) {
+    const auto norm_and_rotate = [&](const std::vector<float>& norm, float* heads, int count) {
       for (int h = 0; h < count; ++h) {
         if (!norm.empty()) {
           RmsNorm(heads + h * head_dim, norm, config_.rms_norm_eps, heads + h * head_dim);
@@ -185,8 +185,8 @@ absl::Status Engine::AttentionBlock(KvCache& cache, int layer, int tokens, Scrat
         ApplyRope(cosine, sine, config_.head_dim, heads + h * head_dim);
       }
     };
-    norm_and_turn(weights.q_norm, scratch.q.data() + i * q_size, config_.q_heads);
-    norm_and_turn(weights.k_norm, scratch.k.data() + i * kv_size, config_.kv_heads);
+    norm_and_rotate(weights.q_norm, scratch.q.data() + i * q_size, config_.q_heads);
+    norm_and_rotate(weights.k_norm, scratch.k.data() + i * kv_size, config_.kv_heads);
     RoundToBf16(scratch.q.data() + i * q_size, q_size, scratch.q_bf16.data() + i * q_size);
     RoundToBf16(scratch.k.data() + i * kv_size, kv_size, scratch.k_bf16.data() + i * kv_size);
     RoundToBf16(scratch.v.data() + i * kv_size, kv_size, scratch.v_bf16.data() + i * kv_size);

@@ -138,7 +138,7 @@ void IncomingFetch::TakePage(Page& page, const PageWish& wish, const AnswerBody:
   ++open_pages_;
 }
 
-absl::Status IncomingFetch::TakeAnswer(std::span<const std::byte> body) {
+absl::Status IncomingFetch::TakeResponse(std::span<const std::byte> body) {
   CRUMB_ASSIGN_OR_RETURN(const AnswerBody answer, DecodeAnswer(body));
   if (answer.first_page != answered_ || answer.pages.size() > pages_.size() - answered_) {
     return Malformed("not the pages that come next");

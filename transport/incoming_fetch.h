@@ -37,7 +37,7 @@ class IncomingFetch {
   FetchBody Body(TimePoint now) const;
 
   // Processes the body of a kAnswer. kDataLoss: it is malformed, so the connection must be closed.
-  absl::Status TakeAnswer(std::span<const std::byte> body);
+  absl::Status TakeResponse(std::span<const std::byte> body);
 
   // Claims the tiles of a kData frame with a body of `bytes`. Returns nothing if the page has ended
   // as a miss. kDataLoss: the tiles do not belong to the answer, or were claimed before.

@@ -144,7 +144,7 @@ absl::Status Requester::OnAnswer(Connection& connection, const FrameHeader& head
                                  std::span<const std::byte> body) {
   const FetchPtr fetch = Of(connection, header.fetch);
   if (!fetch) return absl::OkStatus();
-  CRUMB_RETURN_IF_ERROR(fetch->state.TakeAnswer(body));
+  CRUMB_RETURN_IF_ERROR(fetch->state.TakeResponse(body));
   if (fetch->state.complete()) Finish(fetch, PageStatus::kUnavailable, absl::OkStatus());
   return absl::OkStatus();
 }

@@ -303,7 +303,7 @@ absl::StatusOr<uint32_t> RemoteClient::Prefetch(const KeyspaceId& keyspace,
   CRUMB_ASSIGN_OR_RETURN(
       const v1::PrefetchResponse response,
       (KeysCall<v1::PrefetchRequest, v1::PrefetchResponse>(keyspace, keys, std::move(request))));
-  return response.queued_pages() + response.asked_pages();
+  return response.queued_pages() + response.requested_pages();
 }
 
 absl::StatusOr<uint32_t> RemoteClient::Pin(const KeyspaceId& keyspace,

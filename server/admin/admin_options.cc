@@ -12,12 +12,12 @@ void AdminOptions::Visit(ConfigVisitor& visitor) {
       "listen", listen,
       "HOST:PORT of the status page, /metrics, /healthz, /readyz and /status.json; port 0: "
       "any. Empty: none.");
-  visitor.Field("threads", threads, "Threads that answer.");
+  visitor.Field("threads", threads, "Threads that handle requests.");
   visitor.Field("connections_max", connections_max,
                 "Connections at once; a new one takes the place of the oldest whose request has "
                 "not arrived.");
   visitor.Field("read_timeout", read_timeout,
-                "Time for a whole request to arrive, and again for its answer to be read.");
+                "Time for a whole request to arrive, and again for its response to be read.");
   visitor.Field("history_interval", history_interval, "Time between samples of the status page.");
   visitor.Field("history_samples_max", history_samples_max,
                 "Samples that its charts go back; older ones are dropped.");

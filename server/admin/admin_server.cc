@@ -22,11 +22,11 @@ constexpr char kContentPolicy[] =
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'";
 constexpr size_t kBodyBytesMax = 4096;  // no page needs one
 
-// One request and its answer as the HTTP library sees a connection.
+// One request and its response as the HTTP library sees a connection.
 class RequestStream : public httplib::Stream {
  public:
   explicit RequestStream(const std::string& head) : head_(head) {}
-  std::string TakeAnswer() { return std::move(answer_); }
+  std::string TakeResponse() { return std::move(response_); }
 
   bool is_readable() const override { return true; }
   bool is_writable() const override { return true; }
@@ -36,7 +36,7 @@ class RequestStream : public httplib::Stream {
     return static_cast<ssize_t>(count);
   }
   ssize_t write(const char* from, size_t size) override {
-    answer_.append(from, size);
+    response_.append(from, size);
     return static_cast<ssize_t>(size);
   }
   void get_remote_ip_and_port(std::string&, int&) const override {}
@@ -46,17 +46,17 @@ class RequestStream : public httplib::Stream {
  private:
   const std::string& head_;
   size_t read_ = 0;
-  std::string answer_;
+  std::string response_;
 };
 
-// Parses requests, finds their pages and makes answers; it has no connections.
+// Parses requests, finds their pages and makes responses; it has no connections.
 class PageServer : public httplib::Server {
  public:
-  std::string Answer(const std::string& head) {
+  std::string Respond(const std::string& head) {
     RequestStream stream(head);
     bool closed = false;
     process_request(stream, /*close_connection=*/true, closed, nullptr);
-    return stream.TakeAnswer();
+    return stream.TakeResponse();
   }
 };
 
@@ -79,7 +79,7 @@ class HttpAdminServer : public AdminServer {
                        {static_cast<int>(options_.threads),
                         static_cast<size_t>(options_.connections_max), options_.read_timeout},
                        std::move(sockets),
-                       [this](const std::string& head) { return server_.Answer(head); }, closed));
+                       [this](const std::string& head) { return server_.Respond(head); }, closed));
     return absl::OkStatus();
   }
 
@@ -92,7 +92,7 @@ class HttpAdminServer : public AdminServer {
     server_.Get("/", [this](const Request&, Response& out) {
       out.set_header("Content-Security-Policy", kContentPolicy);
       out.set_header("Cache-Control", "no-store");
-      Answer(pages_.page(), kHtml, out);
+      SetContent(pages_.page(), kHtml, out);
     });
     server_.Get("/healthz", [](const Request&, Response& out) { out.set_content("ok\n", kText); });
     server_.Get("/readyz", [this](const Request&, Response& out) {
@@ -101,13 +101,13 @@ class HttpAdminServer : public AdminServer {
       out.set_content(ready ? "ready\n" : "not ready\n", kText);
     });
     server_.Get("/metrics", [this](const Request&, Response& out) {
-      Answer(pages_.metrics(), kPrometheusText, out);
+      SetContent(pages_.metrics(), kPrometheusText, out);
     });
     server_.Get("/status.json",
-                [this](const Request&, Response& out) { Answer(pages_.status(), kJson, out); });
+                [this](const Request&, Response& out) { SetContent(pages_.status(), kJson, out); });
   }
 
-  static void Answer(const std::string& content, const char* type, httplib::Response& out) {
+  static void SetContent(const std::string& content, const char* type, httplib::Response& out) {
     if (content.empty()) {
       out.status = 503;
       return out.set_content("starting\n", kText);

@@ -23,7 +23,7 @@ class AdminServer {
     std::function<std::string()> page;     // HTML; empty: not yet
   };
 
-  // Serves from now on. `closed` counts connections that ended without their answer, and must
+  // Serves from now on. `closed` counts connections that ended without their response, and must
   // outlive this. kAlreadyExists: the port is in use.
   static absl::StatusOr<std::unique_ptr<AdminServer>> Start(const AdminOptions& options,
                                                             Pages pages, Counter& closed);

@@ -15,16 +15,15 @@ void AddPulls(Families& families, const ClusterMetrics& metrics) {
   const auto counter = [&](const char* name, const char* help, const Counter& value) {
     AddCounter(families, name, help, value);
   };
-  counter("crumb_pulls_total", "Requests that asked other nodes.", metrics.pulls);
-  counter("crumb_finds_total", "Requests that asked other nodes only where pages are.",
-          metrics.finds);
-  counter("crumb_pulls_refused_total", "Requests that did not ask other nodes: cluster.pulls_max.",
-          metrics.pulls_refused);
-  counter("crumb_pulls_late_total", "Requests that other nodes did not answer in time.",
+  counter("crumb_pulls_total", "Requests that were sent to other nodes.", metrics.pulls);
+  counter("crumb_finds_total", "Requests to other nodes that only locate pages.", metrics.finds);
+  counter("crumb_pulls_refused_total",
+          "Requests that were not sent to other nodes: cluster.pulls_max.", metrics.pulls_refused);
+  counter("crumb_pulls_late_total", "Requests that other nodes did not complete in time.",
           metrics.pulls_late);
-  counter("crumb_peer_asks_total", "Calls that ask other nodes for pages.", metrics.pull_asks);
-  counter("crumb_peer_ask_failures_total",
-          "Calls that ask other nodes for pages, and got no answer.", metrics.pull_ask_failures);
+  counter("crumb_peer_acquires_total", "Calls for pages of other nodes.", metrics.pull_acquires);
+  counter("crumb_peer_acquire_failures_total",
+          "Calls for pages of other nodes that got no response.", metrics.pull_acquire_failures);
   counter("crumb_pulled_pages_total", "Pages that came from other nodes.", metrics.pulled_pages);
   counter("crumb_pulled_bytes_total", "Tile bytes of pages that came from other nodes.",
           metrics.pulled_bytes);
@@ -34,7 +33,7 @@ void AddPulls(Families& families, const ClusterMetrics& metrics) {
           metrics.pull_failed_pages);
   counter("crumb_referred_runs_total", "Runs that homes referred this node to other nodes for.",
           metrics.referred_runs);
-  counter("crumb_breaker_skips_total", "Nodes not asked: their breaker was open.",
+  counter("crumb_breaker_skips_total", "Requests not sent to a node: its breaker was open.",
           metrics.breaker_skips);
 }
 
@@ -67,9 +66,10 @@ void AddServing(Families& families, const ClusterMetrics& metrics) {
           metrics.referrals_given);
   counter("crumb_holders_forgotten_total",
           "Holders that lacked what a node was referred to them for.", metrics.holders_forgotten);
-  counter("crumb_served_peer_asks_total", "Other nodes' questions for pages.", metrics.served_asks);
+  counter("crumb_served_peer_acquires_total", "Other nodes' requests for pages.",
+          metrics.served_acquires);
   counter("crumb_served_peer_pages_total", "Pages that other nodes fetched.", metrics.served_pages);
-  counter("crumb_peer_serve_refused_total", "Fetches without a right to what they ask for.",
+  counter("crumb_peer_serve_refused_total", "Fetches without a right to the pages.",
           metrics.serve_refused);
   counter("crumb_peer_leases_reaped_total", "Leases of other nodes that ended by their time.",
           metrics.peer_leases_reaped);
@@ -90,7 +90,7 @@ void AddViews(Families& families, const ClusterMetrics& metrics) {
   counter("crumb_view_changes_total", "Views that came into force.", metrics.view_changes);
   counter("crumb_nodes_refused_total", "Nodes that cannot take part.", metrics.nodes_refused);
   counter("crumb_etcd_failures_total", "Calls to etcd that failed.", metrics.etcd_failures);
-  counter("crumb_keyspace_merges_total", "Changes of keyspaces that other nodes told of.",
+  counter("crumb_keyspace_merges_total", "Changes of keyspaces that came from other nodes.",
           metrics.keyspace_merges);
   counter("crumb_record_exchanges_total", "Calls that exchange keyspace records with other nodes.",
           metrics.record_exchanges);
@@ -116,18 +116,18 @@ void AddClusterGauges(Families& families, const Cluster::Gauges& gauges) {
                    static_cast<double>(gauges.directory_evicted_pages));
   gauge("crumb_peer_leases", "Leases that other nodes hold.", gauges.peer_leases);
   gauge("crumb_pages_withheld",
-        "1 while pages are withheld because drops may not have been heard of.",
+        "1 while pages are withheld because drops may not have been received.",
         gauges.withheld ? 1 : 0);
   gauge("crumb_withheld_keyspaces", "Keyspaces whose pages are withheld.",
         gauges.withheld_keyspaces);
-  gauge("crumb_unheard_nodes", "Nodes that answer, but whose drops could not be heard of.",
-        gauges.unheard_nodes);
+  gauge("crumb_unsynced_nodes", "Nodes that respond, but whose drops could not be taken over.",
+        gauges.unsynced_nodes);
   for (const Membership::State state : kEtcdStates) {
     families.Gauge("crumb_etcd_state", "1 for how it stands with etcd; all 0 without etcd.",
                    gauges.etcd == state ? 1 : 0, {{"state", EtcdStateName(state)}});
   }
   for (const Cluster::Gauges::Node& node : gauges.nodes) {
-    families.Gauge("crumb_peer_up", "1 while the node answers.", node.up ? 1 : 0,
+    families.Gauge("crumb_peer_up", "1 while the node responds.", node.up ? 1 : 0,
                    {{"node", node.id}});
   }
   for (const Cluster::Gauges::Node& node : gauges.nodes) {
@@ -170,10 +170,11 @@ void AddTransport(Families& families, const transport::TransportStats& stats) {
         stats.serves_in_flight);
   gauge("crumb_transport_serve_bytes_in_flight", "Leased tiles being sent.",
         stats.serve_bytes_in_flight);
-  gauge("crumb_transport_refusal_bytes", "Memory of busy answers that are not sent yet.",
+  gauge("crumb_transport_refusal_bytes", "Memory of busy responses that are not sent yet.",
         stats.refusal_bytes);
   counter("crumb_transport_unread_closes_total",
-          "Connections closed because their peer did not read busy answers.", stats.unread_closes);
+          "Connections closed because their peer did not read busy responses.",
+          stats.unread_closes);
   gauge("crumb_transport_connections", "Connections to and from other nodes.", stats.connections);
   counter("crumb_transport_connections_opened_total", "Connections that came up.",
           stats.connections_opened);

@@ -37,14 +37,14 @@ void AddTokens(Families& families, const ServerMetrics& metrics) {
 }
 
 // The ceiling: what share of requests could have been hits at all.
-void AddAskedPages(Families& families, const Scrape& scrape) {
-  for (const PageWindows::Reading& reading : scrape.asked_pages) {
-    families.Gauge("crumb_requested_pages_window", "Pages that Acquires asked for lately.",
+void AddRequestedPages(Families& families, const Scrape& scrape) {
+  for (const PageWindows::Reading& reading : scrape.requested_pages) {
+    families.Gauge("crumb_requested_pages_window", "Pages that Acquires requested lately.",
                    static_cast<double>(reading.requested_pages), {{"window", reading.window}});
   }
-  for (const PageWindows::Reading& reading : scrape.asked_pages) {
+  for (const PageWindows::Reading& reading : scrape.requested_pages) {
     families.Gauge("crumb_unique_pages_estimate",
-                   "Distinct pages that Acquires asked for lately, estimated.",
+                   "Distinct pages that Acquires requested lately, estimated.",
                    reading.unique_pages, {{"window", reading.window}});
   }
 }
@@ -318,12 +318,28 @@ void AddCertificates(Families& families, const std::vector<CertificateWatch::Rea
 
 }  // namespace
 
+TenantScrape ScrapeOf(const TenantTable& tenants, const ReportedAmounts& reported,
+                      const std::function<uint64_t(const std::string& tenant)>& bytes_of) {
+  TenantScrape scrape;
+  for (const auto& tenant : tenants.List()) {
+    scrape.uses.push_back({.tenant = tenant->name,
+                           .used_bytes = bytes_of(tenant->name),
+                           .quota_bytes = tenant->quota_bytes,
+                           .reported = reported.CountedOf(tenant->name)});
+  }
+  for (int i = 0; i < kAuthFailureCount; ++i) {
+    scrape.failures[static_cast<size_t>(i)] = tenants.failures(static_cast<AuthFailure>(i));
+  }
+  scrape.reload_failures = tenants.reload_failures();
+  return scrape;
+}
+
 std::string ExportText(const Scrape& scrape) {
   Families families;
   const std::vector<NamedTier> tiers = {
       {"device", scrape.store.device}, {"host", scrape.store.host}, {"ssd", scrape.store.ssd}};
   AddTokens(families, scrape.metrics);
-  AddAskedPages(families, scrape);
+  AddRequestedPages(families, scrape);
   for (const NamedCounter& counter : UnlabelledCounters(scrape.metrics, scrape.store)) {
     families.Counter(counter.name, counter.help, static_cast<double>(counter.value));
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -39,13 +40,16 @@ struct TenantScrape {
   std::array<uint64_t, kAuthFailureCount> failures{};
   uint64_t reload_failures = 0;
 };
+// `bytes_of` returns the bytes that a tenant's pages use.
+TenantScrape ScrapeOf(const TenantTable& tenants, const ReportedAmounts& reported,
+                      const std::function<uint64_t(const std::string& tenant)>& bytes_of);
 
 // The content of one scrape.
 struct Scrape {
   const ServerMetrics& metrics;
   storage::StoreStats store;
   SessionTable::Totals sessions;
-  std::array<PageWindows::Reading, PageWindows::kWindows.size()> asked_pages;
+  std::array<PageWindows::Reading, PageWindows::kWindows.size()> requested_pages;
   size_t active_keyspaces = 0;
   size_t bf16_keyspaces = 0;
   size_t commit_queue = 0;

@@ -2,9 +2,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/admin/history.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace crumb::server {
+
+HistorySample SampleOf(TimePoint now, const ModelTokens& tokens, const storage::StoreStats& stats) {
+  HistorySample sample;
+  sample.when = now;
+  for (int tier = 0; tier < kTokenTierCount; ++tier) {
+    sample.lookup_tokens[static_cast<size_t>(tier)] = tokens.Total(static_cast<TokenTier>(tier));
+  }
+  for (const storage::TierStats* tier : {&stats.host, &stats.ssd}) {
+    sample.saved_bytes +=
+        tier->resident_logical_bytes - std::min(tier->resident_logical_bytes, tier->resident_bytes);
+  }
+  return sample;
+}
 
 History::History(const Options& options, std::function<HistorySample()> take)
     : options_(options),

@@ -12,6 +12,7 @@
 #include "common/mutex.h"
 #include "common/periodic_thread.h"
 #include "server/metrics/model_tokens.h"
+#include "storage/store_stats.h"
 
 namespace crumb::server {
 
@@ -21,6 +22,8 @@ struct HistorySample {
   std::array<uint64_t, kTokenTierCount> lookup_tokens{};  // since the start
   uint64_t saved_bytes = 0;  // BF16 size of what is resident, less its size
 };
+
+HistorySample SampleOf(TimePoint now, const ModelTokens& tokens, const storage::StoreStats& stats);
 
 // Takes a sample at once and then every interval, and keeps the newest ones. Owns the thread
 // crumb-history, which sleeps in between. Thread-safe.

@@ -36,11 +36,11 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(200);
 constexpr int kAcceptsAtOnce = 16;
 
 struct Connection {
-  enum class Phase : uint8_t { kReading, kAnswering, kWriting, kLingering };
+  enum class Phase : uint8_t { kReading, kHandling, kWriting, kLingering };
   UniqueFd socket;
   unsigned address = 0;
   Phase phase = Phase::kReading;
-  std::string bytes;  // of the head, then of the answer
+  std::string bytes;  // of the head, then of the response
   size_t written = 0;
 };
 
@@ -59,11 +59,11 @@ unsigned AddressOf(int socket) {
 
 class PollHttpListener : public HttpListener {
  public:
-  PollHttpListener(const Options& options, std::vector<UniqueFd> listeners, Answer answer,
+  PollHttpListener(const Options& options, std::vector<UniqueFd> listeners, Handler handler,
                    Counter& closed)
       : options_(options),
         listeners_(std::move(listeners)),
-        answer_(std::move(answer)),
+        handler_(std::move(handler)),
         closed_(closed),
         places_(options.connections_max, std::min<Duration>(kGrace, options.timeout),
                 options.timeout),
@@ -98,14 +98,14 @@ class PollHttpListener : public HttpListener {
       }
       std::vector<uint64_t> numbers;
       for (const auto& [number, connection] : connections_) {
-        if (connection.phase == Connection::Phase::kAnswering) continue;
+        if (connection.phase == Connection::Phase::kHandling) continue;
         const bool writes = connection.phase == Connection::Phase::kWriting;
         waiting.push_back(
             {connection.socket.get(), static_cast<short>(writes ? POLLOUT : POLLIN), 0});
         numbers.push_back(number);
       }
       if (::poll(waiting.data(), waiting.size(), WaitMs(Clock::Real().Now())) < 0) continue;
-      TakeAnswers();
+      TakeResponses();
       const size_t first = 1 + listeners_.size();
       for (size_t i = 0; i < numbers.size(); ++i) {
         if (waiting[first + i].revents != 0) Move(numbers[i]);
@@ -117,10 +117,10 @@ class PollHttpListener : public HttpListener {
     }
   }
 
-  // Whether there is a place, or one can be made. Connections that are being answered have places
+  // Whether there is a place, or one can be made. Connections in kHandling and later have places
   // of their own, as many again: `places_` holds the others.
   bool MayAccept(TimePoint now) const {
-    if (now < accept_again_ || answering_ >= options_.connections_max) return false;
+    if (now < accept_again_ || handling_ >= options_.connections_max) return false;
     return !places_.full() || places_.NextToClose() <= now;
   }
 
@@ -195,35 +195,35 @@ class PollHttpListener : public HttpListener {
   }
 
   void Begin(uint64_t number, Connection& connection) {
-    connection.phase = Connection::Phase::kAnswering;
+    connection.phase = Connection::Phase::kHandling;
     places_.Remove(number);
-    ++answering_;
+    ++handling_;
     const bool queued = pool_.Submit([this, number, head = std::move(connection.bytes)] {
-      std::string answer = answer_(head);
+      std::string response = handler_(head);
       {
         MutexLock lock(&mutex_);
-        answers_.emplace_back(number, std::move(answer));
+        responses_.emplace_back(number, std::move(response));
       }
       Wake();
     });
     if (queued) return;
-    --answering_;
+    --handling_;
     Drop(number);
   }
 
-  void TakeAnswers() {
+  void TakeResponses() {
     uint64_t count = 0;
     [[maybe_unused]] const ssize_t read = ::read(wake_.get(), &count, sizeof(count));
-    std::vector<std::pair<uint64_t, std::string>> answers;
+    std::vector<std::pair<uint64_t, std::string>> responses;
     {
       MutexLock lock(&mutex_);
-      answers.swap(answers_);
+      responses.swap(responses_);
     }
-    for (auto& [number, answer] : answers) {
-      --answering_;
-      Connection& connection = connections_.at(number);  // nothing drops one that is answering
+    for (auto& [number, response] : responses) {
+      --handling_;
+      Connection& connection = connections_.at(number);  // nothing drops one in kHandling
       connection.phase = Connection::Phase::kWriting;
-      connection.bytes = std::move(answer);
+      connection.bytes = std::move(response);
       // A number behind all others: Handshakes goes by age.
       auto node = connections_.extract(number);
       node.key() = ++last_number_;
@@ -247,16 +247,16 @@ class PollHttpListener : public HttpListener {
 
   const Options options_;
   const std::vector<UniqueFd> listeners_;
-  const Answer answer_;
+  const Handler handler_;
   Counter& closed_;
   UniqueFd wake_;
   std::atomic<bool> stopping_{false};
   Mutex mutex_;
-  std::vector<std::pair<uint64_t, std::string>> answers_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::pair<uint64_t, std::string>> responses_ ABSL_GUARDED_BY(mutex_);
   // Used by the thread alone.
   std::unordered_map<uint64_t, Connection> connections_;
-  Handshakes places_;  // connections that are not being answered
-  size_t answering_ = 0;
+  Handshakes places_;  // connections in kReading
+  size_t handling_ = 0;
   uint64_t last_number_ = 0;
   TimePoint accept_again_ = TimePoint::min();
   Executor pool_;
@@ -267,9 +267,10 @@ class PollHttpListener : public HttpListener {
 
 absl::StatusOr<std::unique_ptr<HttpListener>> HttpListener::Start(const Options& options,
                                                                   std::vector<UniqueFd> listeners,
-                                                                  Answer answer, Counter& closed) {
+                                                                  Handler handler,
+                                                                  Counter& closed) {
   auto listener =
-      std::make_unique<PollHttpListener>(options, std::move(listeners), std::move(answer), closed);
+      std::make_unique<PollHttpListener>(options, std::move(listeners), std::move(handler), closed);
   CRUMB_RETURN_IF_ERROR(listener->Open());
   return listener;
 }

@@ -15,20 +15,21 @@
 
 namespace crumb::server {
 
-// The connections of an HTTP server that answers small requests: one thread, crumb-admin, moves the
+// The connections of an HTTP server for small requests: one thread, crumb-admin, moves the
 // bytes of all of them without waiting for any, so a caller who sends or reads slowly holds up no
 // other. The life of a connection:
 //
-//   reading --head complete--> answering --answer made--> writing --written--> lingering --> closed
+//   reading --head complete--> handling --response made--> writing --written--> lingering -->
+//   closed
 //
-// answering happens on the threads of a pool. Each connection carries one request. The body of a
+// Requests are handled on the threads of a pool. Each connection carries one request. The body of a
 // request is not read; what is sent besides the head is discarded while the connection lingers,
 // until the caller closes, so that the kernel does not reset the connection before the caller has
-// read its answer.
+// read its response.
 //
 // Bounds: connections in total; kHeadBytesMax of a head; `timeout` from accepting to the complete
-// head, however often bytes arrive, and again from the answer to the end. When all places are taken
-// the remote address with the most connections that are not answering loses its oldest one, once it
+// head, however often bytes arrive, and again from the response to the end. When all places are
+// taken the remote address with the most connections in state reading loses its oldest one, once it
 // is kGrace old (Handshakes); until then new connections wait in the backlog.
 class HttpListener {
  public:
@@ -40,15 +41,15 @@ class HttpListener {
     size_t connections_max = 64;
     Duration timeout = std::chrono::seconds(5);
   };
-  // Turns a head, as it came, into a whole answer. Called on several threads.
-  using Answer = std::function<std::string(const std::string& head)>;
+  // Turns a head, as it came, into a whole response. Called on several threads.
+  using Handler = std::function<std::string(const std::string& head)>;
 
-  // Answers from now on at listening sockets that do not block. `closed` counts connections that
-  // ended before their answer was written, and must outlive this.
+  // Serves from now on at listening sockets that do not block. `closed` counts connections that
+  // ended before their response was written, and must outlive this.
   static absl::StatusOr<std::unique_ptr<HttpListener>> Start(const Options& options,
                                                              std::vector<UniqueFd> listeners,
-                                                             Answer answer, Counter& closed);
-  // Stops; answers that are being made are dropped.
+                                                             Handler handler, Counter& closed);
+  // Stops; responses that are being made are dropped.
   virtual ~HttpListener() = default;
 };
 

@@ -115,7 +115,7 @@ void Limits::Visit(ConfigVisitor& visitor) {
       "Bytes of responses longer than 32 KiB that callers have not read yet; Put, Get and "
       "other streams are not counted.");
   visitor.Field("acquire_keys_max", acquire_keys_max, "Page keys in one call.");
-  visitor.Field("answer_fragments_max", answer_fragments_max,
+  visitor.Field("response_fragments_max", response_fragments_max,
                 "Fragments that one answer names; the prefix ends before the page with which there "
                 "would be more.");
   visitor.Field("release_leases_max", release_leases_max, "Leases in one Release.");
@@ -188,7 +188,7 @@ absl::Status Limits::Validate() const {
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.acquire_keys_max", acquire_keys_max, 1, 65'536));
   // The first page fits, whatever store.page_fragments_max is.
   CRUMB_RETURN_IF_ERROR(
-      CheckRange("limits.answer_fragments_max", answer_fragments_max, 4096, 4'194'304));
+      CheckRange("limits.response_fragments_max", response_fragments_max, 4096, 4'194'304));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.release_leases_max", release_leases_max, 1, 65'536));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.prefetches_max", prefetches_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(

@@ -36,18 +36,21 @@ struct SessionLimits {
   absl::Status Validate() const;
 };
 
+// Bounds of calls to one crumbd. docs/config.md, "limits", has the effect of each field and what
+// happens beyond it. Fields count what their name says (`_max`: at once, or in one call); `_queue`
+// counts waiting tasks, or events for one watcher.
 struct Limits {
   int64_t requests_max = 4096;
   // Bytes of responses that callers have not read yet: 64 of the longest that gRPC carries by
   // default.
   ByteSize response_bytes_max{uint64_t{256} << 20};
   int64_t acquire_keys_max = 16'384;
-  // Fragments that one answer names: 16 for each of 16,384 pages, 4 MB of an answer.
-  int64_t answer_fragments_max = 262'144;
+  // Fragments that one response names: 16 for each of 16,384 pages, 4 MB of a response.
+  int64_t response_fragments_max = 262'144;
   int64_t release_leases_max = 16'384;                 // of one call
   int64_t prefetches_max = 64;                         // under way, of all callers
   int64_t tenant_prefetches_max = 16;                  // under way, of one tenant
-  ByteSize device_sums_bytes_max{uint64_t{32} << 20};  // of one Acquire's answer
+  ByteSize device_sums_bytes_max{uint64_t{32} << 20};  // of one Acquire's response
   int64_t commit_fragments_max = 4096;
   int64_t commit_queue = 256;
   int64_t commit_threads = 2;

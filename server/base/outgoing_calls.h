@@ -44,7 +44,7 @@ class OutgoingCalls {
 template <typename Response, typename Request, typename Starter>
 void StartCall(const std::shared_ptr<OutgoingCalls>& calls, Request request,
                std::chrono::system_clock::time_point deadline, const Starter& start,
-               std::function<void(absl::StatusOr<Response>)> answer) {
+               std::function<void(absl::StatusOr<Response>)> done) {
   struct Call {
     grpc::ClientContext context;
     Request request;
@@ -53,13 +53,13 @@ void StartCall(const std::shared_ptr<OutgoingCalls>& calls, Request request,
   auto call = std::make_shared<Call>();
   call->request = std::move(request);
   call->context.set_deadline(deadline);
-  if (!calls->Add(&call->context)) return answer(absl::CancelledError("crumbd is stopping"));
+  if (!calls->Add(&call->context)) return done(absl::CancelledError("crumbd is stopping"));
   start(&call->context, &call->request, &call->response,
-        [calls, call, answer = std::move(answer)](const grpc::Status& status) {
+        [calls, call, done = std::move(done)](const grpc::Status& status) {
           if (status.ok()) {
-            answer(std::move(call->response));
+            done(std::move(call->response));
           } else {
-            answer(FromGrpc(status));
+            done(FromGrpc(status));
           }
           calls->Remove(&call->context);
         });

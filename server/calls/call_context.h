@@ -51,12 +51,12 @@ struct CallContext {
 };
 
 // The keyspace that a request names. kInvalidArgument: not 32 bytes; kNotFound: unknown, or another
-// tenant's, which is told in the same words.
+// tenant's, with the same message.
 absl::StatusOr<std::shared_ptr<Keyspace>> FindKeyspace(const CallContext& context,
                                                        const std::string& id);
 
 // Whether a field may name a page key more than once: where keys are a prefix of a sequence it may
-// not, for every answer is as long as its question.
+// not, because a response has as many entries as its request.
 enum class Repeats : uint8_t { kRefused, kAllowed };
 
 // The page keys of a request's field. kInvalidArgument naming the bound, or the key that is there

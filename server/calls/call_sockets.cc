@@ -25,17 +25,17 @@ namespace {
 
 constexpr uint64_t kWake = 0;
 // Time that is left for sending the response over a local socket.
-constexpr Duration kAnswerMargin = std::chrono::milliseconds(1);
+constexpr Duration kResponseMargin = std::chrono::milliseconds(1);
 // Longer ones would overflow a sum, and mean for ever.
 constexpr uint64_t kTimeoutMaxUs = uint64_t{24} * 3600 * 1'000'000;
 constexpr int kBufferBytes = 2 * kCallMessageBytesMax;
 
 TimePoint DeadlineIn(uint64_t timeout_us, TimePoint now) {
   if (timeout_us > kTimeoutMaxUs) return TimePoint::max();
-  return now + std::chrono::microseconds(timeout_us) - kAnswerMargin;
+  return now + std::chrono::microseconds(timeout_us) - kResponseMargin;
 }
 
-// The kind of call, as metrics count it, and the number of its answer; 0: the message is no call.
+// The kind of call, as metrics count it, and the number of its response; 0: the message is no call.
 struct CallName {
   Rpc rpc = Rpc::kAcquire;
   uint64_t number = 0;
@@ -93,8 +93,8 @@ struct CallSockets::Socket {
 // A call in progress.
 struct CallSockets::Call {
   std::shared_ptr<Socket> socket;
-  v1::SocketCall question;
-  v1::SocketAnswer answer;
+  v1::SocketCall request;
+  v1::SocketAnswer response;
   std::unique_ptr<CallScope> scope;
 };
 
@@ -149,7 +149,7 @@ absl::StatusOr<CallPlane::Opened> CallSockets::Open(std::shared_ptr<Session> ses
   Opened opened;
   opened.socket = UniqueFd(ends[1]);
   for (const int end : ends) {
-    // As much as the host allows; what does not fit is refused and asked for over gRPC.
+    // As much as the host allows; what does not fit is refused, and callers use gRPC for it.
     ::setsockopt(end, SOL_SOCKET, SO_SNDBUF, &kBufferBytes, sizeof(kBufferBytes));
   }
   MutexLock lock(&mutex_);
@@ -208,15 +208,15 @@ std::shared_ptr<CallSockets::Socket> CallSockets::Find(uint64_t number) const {
 bool CallSockets::Serve(const std::shared_ptr<Socket>& socket, CommitHere here,
                         std::span<const char> message) {
   const auto call = std::make_shared<Call>();
-  if (!call->question.ParseFromArray(message.data(), static_cast<int>(message.size()))) {
+  if (!call->request.ParseFromArray(message.data(), static_cast<int>(message.size()))) {
     return false;
   }
-  const CallName name = NameOf(call->question);
+  const CallName name = NameOf(call->request);
   if (name.number == 0) return false;
   const std::shared_ptr<Session>& session = socket->session;
   call->socket = socket;
   call->scope = std::make_unique<CallScope>(context_, calls_, name.rpc);
-  call->answer.set_request(name.number);
+  call->response.set_request(name.number);
   {
     MutexLock lock(&mutex_);
     ++open_calls_;
@@ -225,22 +225,21 @@ bool CallSockets::Serve(const std::shared_ptr<Socket>& socket, CommitHere here,
   const Done done = [this, call](const absl::Status& status) { End(*call, status); };
   if (!admitted.ok()) {
     done(admitted);
-  } else if (call->question.has_acquire()) {
-    server::Acquire(context_, session,
-                    DeadlineIn(call->question.timeout_us(), context_.clock.Now()),
-                    call->question.acquire(), call->answer.mutable_acquire(), done);
-  } else if (call->question.has_reserve()) {
-    const v1::ReserveRequest& request = call->question.reserve();
+  } else if (call->request.has_acquire()) {
+    server::Acquire(context_, session, DeadlineIn(call->request.timeout_us(), context_.clock.Now()),
+                    call->request.acquire(), call->response.mutable_acquire(), done);
+  } else if (call->request.has_reserve()) {
+    const v1::ReserveRequest& request = call->request.reserve();
     const absl::Status fits = CheckSize(request.count(), request.keys().size(), request.pool());
-    done(fits.ok() ? Reserve(context_, *session, request, call->answer.mutable_reserve()) : fits);
+    done(fits.ok() ? Reserve(context_, *session, request, call->response.mutable_reserve()) : fits);
   } else {
-    const v1::CommitRequest& request = call->question.commit();
+    const v1::CommitRequest& request = call->request.commit();
     const absl::Status fits =
         CheckSize(static_cast<uint64_t>(request.offsets_size()), 0, request.pool());
     if (!fits.ok()) {
       done(fits);
     } else {
-      server::Commit(context_, *session, request, call->answer.mutable_commit(), done, here);
+      server::Commit(context_, *session, request, call->response.mutable_commit(), done, here);
     }
   }
   return true;
@@ -248,20 +247,20 @@ bool CallSockets::Serve(const std::shared_ptr<Socket>& socket, CommitHere here,
 
 void CallSockets::End(Call& call, const absl::Status& status) {
   if (!status.ok()) {
-    call.answer.clear_acquire();
-    call.answer.clear_reserve();
-    call.answer.clear_commit();
-    call.answer.set_code(static_cast<uint32_t>(status.code()));
-    call.answer.set_error(std::string(status.message()));
+    call.response.clear_acquire();
+    call.response.clear_reserve();
+    call.response.clear_commit();
+    call.response.set_code(static_cast<uint32_t>(status.code()));
+    call.response.set_error(std::string(status.message()));
   }
   call.scope->SetCode(status.code());
   call.scope.reset();
-  if (call.answer.has_acquire() && call.answer.ByteSizeLong() > options_.answer_bytes_max) {
-    call.answer.mutable_acquire()->clear_fragments();
-    call.answer.mutable_acquire()->clear_device_fragments();
-    call.answer.set_fragments_apart(true);
+  if (call.response.has_acquire() && call.response.ByteSizeLong() > options_.response_bytes_max) {
+    call.response.mutable_acquire()->clear_fragments();
+    call.response.mutable_acquire()->clear_device_fragments();
+    call.response.set_fragments_apart(true);
   }
-  const std::string bytes = call.answer.SerializeAsString();
+  const std::string bytes = call.response.SerializeAsString();
   const int fd = call.socket->fd.get();
   if (::send(fd, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
     // The process has ended, or does not read its responses.
@@ -274,10 +273,10 @@ void CallSockets::End(Call& call, const absl::Status& status) {
 
 void CallSockets::Withdraw(Call& call) {
   Session& session = *call.socket->session;
-  if (call.question.has_acquire()) {
-    context_.sessions.Release(session, session.acquires().Abandon(call.answer.request()));
+  if (call.request.has_acquire()) {
+    context_.sessions.Release(session, session.acquires().Abandon(call.response.request()));
   }
-  WithdrawReserve(session, call.question.reserve(), call.answer.reserve());
+  WithdrawReserve(session, call.request.reserve(), call.response.reserve());
 }
 
 }  // namespace crumb::server

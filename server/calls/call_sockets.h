@@ -26,12 +26,12 @@ namespace crumb::server {
 // same bounds. One thread, woken by its sockets; it never waits for one of them, and closes none of
 // them nor what comes with their messages (CallPlane::Open). Sockets are those of FdListener's
 // connections, whose bounds hold for them. A Commit that this thread does not copy is copied by a
-// commit thread, which sends its answer. Thread-safe.
+// commit thread, which sends its response. Thread-safe.
 class CallSockets final : public CallPlane {
  public:
   struct Options {
     std::string thread = "crumb-calls";
-    size_t answer_bytes_max = kCallMessageBytesMax;  // a longer answer goes without its fragments
+    size_t response_bytes_max = kCallMessageBytesMax;  // a longer response has no fragments
     // A small Commit is copied by this thread, if no other socket waits for it. For sockets that
     // carry no Acquires.
     bool copies = false;

@@ -16,19 +16,19 @@ struct ClusterAcquireRequest {
   storage::AcquireRequest wanted;
   uint32_t first_page = 0;  // position of the first key
   PageKey run;              // begins the run of the first key; zeros: it does itself, or not known
-  bool everyone = false;    // asks every node, not only homes
+  bool everyone = false;    // requests go to every node, not only to homes
   // A caller waits: no longer than the cluster's lookup deadline. Else as long as wanted.deadline.
   bool awaited = true;
 };
 
-// Leases what this node has, and where that ends asks the cluster, if there is one and time is
-// left: pages from other nodes come into host memory and have the tier kRemote. As
+// Leases what this node has, and pulls the pages behind that from the cluster, if there is one and
+// time is left: pages from other nodes come into host memory and have the tier kRemote. As
 // TieredStore::Acquire otherwise.
 void AcquireAnywhere(const CallContext& context, ClusterAcquireRequest request,
                      std::function<void(absl::StatusOr<storage::AcquireResult>)> done);
 
-// Tells where the pages of a prefix are, on this node and, as AcquireAnywhere asks them, on others.
-// Leases and moves nothing.
+// Finds where the pages of a prefix are, on this node and, with the requests of AcquireAnywhere, on
+// others. Leases and moves nothing.
 void FindAnywhere(const CallContext& context, const ClusterAcquireRequest& request,
                   std::function<void(FoundPages)> done);
 

@@ -20,9 +20,6 @@ namespace {
 
 using storage::DevicePoolNumber;
 
-// Slots of a lost session in one call: a megabyte, and more than a device has slots.
-constexpr int64_t kKeptSlotsMax = 262'144;
-
 // Returns a pool of the session, which must be open unless it releases slots.
 absl::StatusOr<DevicePoolNumber> PoolOf(const CallContext& context, const Session& session,
                                         const std::string& pool, bool must_be_open) {
@@ -110,7 +107,8 @@ bool AddSums(const FragmentHeader& header, const TileRange& tiles, uint64_t* roo
   return true;
 }
 
-// Orders headers by what ShapeOf tells of them. An Acquire may find as many shapes as fragments.
+// Orders headers by the fields that ShapeOf returns. An Acquire may find as many shapes as
+// fragments.
 struct ByShape {
   static auto KeyOf(const FragmentHeader& header) {
     const TileRange& range = header.range;
@@ -335,7 +333,7 @@ void FillDeviceFragments(const CallContext& context, const Session& session,
   bool cut = false;
   const TileRange first = FirstSumsOf(request);
   const bool of_peers = !request.peers().empty() && !request.has_peer_sums();
-  const bool told = request.device_sums() || of_peers;
+  const bool sums_wanted = request.device_sums() || of_peers;
   for (const storage::DeviceFragmentRef& fragment : found) {
     const auto pool = std::find(named.begin(), named.end(), fragment.pool);
     if (pool == named.end()) continue;
@@ -349,7 +347,7 @@ void FillDeviceFragments(const CallContext& context, const Session& session,
     fragments->add_shapes(shape->second);
     const bool peer = index >= static_cast<uint32_t>(request.pools_size());
     if (peer && first.tiles() > 0 && !cut) cut = !AddSums(header, first, &room, fragments);
-    if (!told) continue;
+    if (!sums_wanted) continue;
     std::string& sums = *fragments->add_headers();
     if (peer ? !of_peers : !request.device_sums()) continue;
     const size_t bytes = FragmentHeaderBytes(header.range.tiles());

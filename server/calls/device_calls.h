@@ -11,6 +11,10 @@
 // The RPCs about device pools.
 namespace crumb::server {
 
+// Slots of a lost session that one call releases at most: a megabyte of numbers, and more than a
+// device has slots.
+inline constexpr int64_t kKeptSlotsMax = 262'144;
+
 // Blank slots.
 absl::Status ReserveSlots(const CallContext& context, const Session& session,
                           const v1::ReserveRequest& request, v1::ReserveResponse* response);
@@ -41,9 +45,9 @@ absl::Status CheckNamedPools(const CallContext& context, const v1::AcquireReques
 std::vector<storage::DevicePoolNumber> PoolsOf(const CallContext& context, const Session& session,
                                                const v1::AcquireRequest& request);
 
-// Tells the places of fragments in pools that the request names; its peer_sums are a range of the
-// keyspace's. Headers beyond
-// limits.device_sums_bytes_max are left out: such fragments cannot be copied.
+// Fills in the places of fragments in pools that the request names; its peer_sums are a range of
+// the keyspace's. Headers beyond limits.device_sums_bytes_max are left out: such fragments cannot
+// be copied.
 void FillDeviceFragments(const CallContext& context, const Session& session,
                          const v1::AcquireRequest& request,
                          const std::vector<storage::DeviceFragmentRef>& found,

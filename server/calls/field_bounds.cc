@@ -8,8 +8,11 @@
 #include <vector>
 
 #include "common/fragment_header.h"
+#include "common/holder_directory.h"
 #include "common/status_macros.h"
 #include "fmt/format.h"
+#include "server/calls/device_calls.h"
+#include "server/cluster/peer_calls.h"
 
 namespace crumb::server {
 namespace {
@@ -52,8 +55,6 @@ struct Row {
   Kind kind;
 };
 
-// As large as a session can let go of in one call when its connection was lost: device_calls.cc.
-constexpr uint64_t kSlotsMax = 262'144;
 // More pools than one host keeps.
 constexpr uint64_t kPoolsMax = 256;
 // Acquires that one Release gives up. A session remembers 1,024 of each kind.
@@ -67,10 +68,6 @@ constexpr uint64_t kTextBytesMax = 1024;
 // Records in one PeerKeyspaces: more than a message has room for, because each names its keyspace
 // and fields.
 constexpr uint64_t kRecordsMax = 65'536;
-// As peer_calls.h has it.
-constexpr uint64_t kPeerLeasesMax = 1024;
-// As HolderDirectory has it.
-constexpr uint64_t kReferralNodesMax = 3;
 // A client sends 4,096 at a time.
 constexpr uint64_t kSamplesMax = 16'384;
 
@@ -204,7 +201,7 @@ FieldBound BoundOf(const Row& row, const Limits& limits) {
     case Kind::kFragmentKeys:
       return {row.field, 1, fragments * kId, "limits.commit_fragments_max"};
     case Kind::kSlots:
-      return {row.field, kSlotsMax, 0, {}};
+      return {row.field, kKeptSlotsMax, 0, {}};
     case Kind::kTiles:
       return {row.field, 1, limits.fragment_bytes_max.value, "limits.fragment_bytes_max"};
     case Kind::kFields:
@@ -226,9 +223,9 @@ FieldBound BoundOf(const Row& row, const Limits& limits) {
     case Kind::kNumbers:
       return {row.field, keys, 0, "limits.acquire_keys_max"};
     case Kind::kPeerLeases:
-      return {row.field, kPeerLeasesMax, 0, {}};
+      return {row.field, kReleasesMax, 0, {}};
     case Kind::kShortfalls:
-      return {row.field, keys * kReferralNodesMax, 0, "limits.acquire_keys_max"};
+      return {row.field, keys * HolderDirectory::kReferralNodesMax, 0, "limits.acquire_keys_max"};
     case Kind::kRecords:
       return {row.field, kRecordsMax, 0, {}};
     case Kind::kRecordPart:

@@ -23,7 +23,7 @@ void GetReader::Open(const CallContext& context, const v1::GetRequest& request, 
   if ((*keyspace)->quality_off()) {
     return opened(std::unique_ptr<GetReader>(new GetReader(context, {}, v1::MISS_REASON_QUALITY)));
   }
-  if ((*keyspace)->unheard()) {
+  if ((*keyspace)->unsynced()) {
     return opened(
         std::unique_ptr<GetReader>(new GetReader(context, {}, v1::MISS_REASON_GENERATION)));
   }

@@ -27,7 +27,7 @@ void Fill(const Keyspace& keyspace, v1::OpenKeyspaceResponse* response) {
 
 }  // namespace
 
-void TellSessions(const CallContext& context, const NoticeQueue::StateChange& change) {
+void NotifySessions(const CallContext& context, const NoticeQueue::StateChange& change) {
   const auto keyspace = context.keyspaces.Find(change.keyspace);
   for (const auto& session : context.sessions.List()) {
     const std::string& tenant = session->engine().tenant();
@@ -100,7 +100,7 @@ void SetKeyspaceState(const CallContext& context, const v1::SetKeyspaceStateRequ
         LogWarningLimited("keyspace {} is in state {} now, set by '{}': {}", id.ToHex(),
                           state == KeyspaceState::kBf16 ? "bf16" : "active", request.who(),
                           request.reason());
-        TellSessions(context, {id, state, request.reason(), GenerationOf(context, id)});
+        NotifySessions(context, {id, state, request.reason(), GenerationOf(context, id)});
         return absl::OkStatus();
       },
       std::move(done));
@@ -119,8 +119,8 @@ void DropKeyspace(const CallContext& context, const v1::DropKeyspaceRequest& req
         // The record has the new generation: whatever comes, no older page is served again.
         const absl::StatusOr<uint64_t> pages = context.store.DropKeyspace(id, generation);
         if (const auto dropped = context.keyspaces.Find(id)) {
-          TellSessions(context, {id, dropped->state.load(), context.keyspaces.ReasonOf(id).reason,
-                                 generation});
+          NotifySessions(context, {id, dropped->state.load(), context.keyspaces.ReasonOf(id).reason,
+                                   generation});
         }
         CRUMB_RETURN_IF_ERROR(pages.status());
         LogInfoLimited("keyspace {} was dropped: {} pages, generation {} now", id.ToHex(), *pages,

@@ -7,15 +7,15 @@
 
 namespace crumb::server {
 
-// Tells every session stream.
-void TellSessions(const CallContext& context, const NoticeQueue::StateChange& change);
+// Sends the change to every session stream.
+void NotifySessions(const CallContext& context, const NoticeQueue::StateChange& change);
 
-// Answers at once for a keyspace that is known; else once its record is written. `request` and
+// Calls `done` at once for a keyspace that is known; else once its record is written. `request` and
 // `response` stay valid until `done`, here and below.
 void OpenKeyspace(const CallContext& context, const v1::OpenKeyspaceRequest& request,
                   v1::OpenKeyspaceResponse* response, Done done);
 
-// Persists the state, then tells every session stream.
+// Persists the state, then notifies every session stream.
 void SetKeyspaceState(const CallContext& context, const v1::SetKeyspaceStateRequest& request,
                       Done done);
 

@@ -42,7 +42,7 @@ bool GrantSlabs(const CallContext& context, const Session& session, const Keyspa
   return false;
 }
 
-// Answers the bytes of all tiles.
+// Returns the bytes of all tiles.
 uint64_t FillFragments(const std::vector<storage::FragmentRef>& found, v1::Fragments* fragments) {
   const int count = static_cast<int>(found.size());
   fragments->mutable_pages()->Reserve(count);
@@ -60,7 +60,7 @@ uint64_t FillFragments(const std::vector<storage::FragmentRef>& found, v1::Fragm
   return bytes;
 }
 
-// One Acquire until it is answered; counts its tokens when it goes, whatever became of it.
+// One Acquire until its response; counts its tokens on destruction, after errors too.
 class Acquisition {
  public:
   Acquisition(const CallContext& context, std::shared_ptr<Session> session,
@@ -78,7 +78,7 @@ class Acquisition {
 
   Engine& engine() const { return session_->engine(); }
 
-  // Answers that no page is a hit.
+  // Responds that no page is a hit.
   void Miss(v1::MissReason reason) {
     response_->set_miss_reason(reason);
     CountTokens({});
@@ -172,7 +172,7 @@ class Acquisition {
   const std::shared_ptr<Keyspace> keyspace_;
   const size_t pages_;
   const uint64_t window_tokens_;
-  const v1::AcquireRequest& request_;  // the caller's, until the answer
+  const v1::AcquireRequest& request_;  // the caller's, until `done_`
   v1::AcquireResponse* const response_;
   const Done done_;
   const TimePoint started_;
@@ -183,7 +183,7 @@ absl::Status CheckPeerSums(const Keyspace& keyspace, const v1::AcquireRequest& r
   return ReadRange(keyspace, request.peer_sums()).status();
 }
 
-// Answers from a lease that another session of the engine holds. No tokens are counted: its own
+// Responds from a lease that another session of the engine holds. No tokens are counted: its own
 // Acquire did.
 absl::Status JoinLease(const CallContext& context, Session& session,
                        const v1::AcquireRequest& request, v1::AcquireResponse* response) {
@@ -206,11 +206,11 @@ absl::Status JoinLease(const CallContext& context, Session& session,
     return absl::OkStatus();
   }
   const size_t fragments = leased->fragments.size() + leased->device_fragments.size();
-  if (fragments > static_cast<size_t>(context.limits.answer_fragments_max)) {
+  if (fragments > static_cast<size_t>(context.limits.response_fragments_max)) {
     context.sessions.Release(session, request.lease());
     return absl::ResourceExhaustedError(
-        fmt::format("the lease has {} fragments in this range, limits.answer_fragments_max is {}",
-                    fragments, context.limits.answer_fragments_max));
+        fmt::format("the lease has {} fragments in this range, limits.response_fragments_max is {}",
+                    fragments, context.limits.response_fragments_max));
   }
   if (!GrantSlabs(context, session, keyspace->id, leased->fragments)) {
     context.sessions.Release(session, request.lease());
@@ -254,11 +254,11 @@ void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimeP
         fmt::format("window_tokens is {}, at most {} times limits.acquire_keys_max",
                     request.window_tokens(), kPageTokens)));
   }
-  context.metrics.asked_pages.Add(wanted->keys, context.clock.Now());
+  context.metrics.requested_pages.Add(wanted->keys, context.clock.Now());
   const auto acquisition = std::make_shared<Acquisition>(context, std::move(session), *keyspace,
                                                          request, response, std::move(done));
   if ((*keyspace)->quality_off()) return acquisition->Miss(v1::MISS_REASON_QUALITY);
-  if ((*keyspace)->unheard()) return acquisition->Miss(v1::MISS_REASON_GENERATION);
+  if ((*keyspace)->unsynced()) return acquisition->Miss(v1::MISS_REASON_GENERATION);
   if (request.behind_miss()) return acquisition->Miss(v1::MISS_REASON_ABSENT);
   const uint64_t taken = acquisition->engine().TakeBudget(wanted->keys.size());
   if (taken == 0) {
@@ -288,7 +288,7 @@ void Lookup(const CallContext& context, TimePoint deadline, const v1::LookupRequ
     response->set_miss_reason(v1::MISS_REASON_QUALITY);
     return done(absl::OkStatus());
   }
-  if ((*keyspace)->unheard()) {
+  if ((*keyspace)->unsynced()) {
     response->set_miss_reason(v1::MISS_REASON_GENERATION);
     return done(absl::OkStatus());
   }
@@ -333,11 +333,11 @@ absl::Status Prefetch(const CallContext& context, const v1::PrefetchRequest& req
   response->set_queued_pages(static_cast<uint32_t>(
       std::count(there.page_tiers.begin(), there.page_tiers.end(), Tier::kSsd)));
   if (context.cluster != nullptr && MayBeElsewhere(there.miss_reason)) {
-    response->set_asked_pages(static_cast<uint32_t>(wanted.keys.size()) - there.hit_pages);
+    response->set_requested_pages(static_cast<uint32_t>(wanted.keys.size()) - there.hit_pages);
   } else {
     wanted.keys.resize(there.hit_pages);
   }
-  if (response->queued_pages() + response->asked_pages() == 0) return absl::OkStatus();
+  if (response->queued_pages() + response->requested_pages() == 0) return absl::OkStatus();
   std::shared_ptr<PrefetchBudget::Place> place;
   if (context.prefetches != nullptr) {
     place = context.prefetches->Take(context.tenants == nullptr ? "" : keyspace->tenant);

@@ -18,7 +18,7 @@ namespace crumb::server {
 void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimePoint deadline,
              const v1::AcquireRequest& request, v1::AcquireResponse* response, Done done);
 
-// Tells where the longest prefix is, other nodes' pages included. `response` stays valid until
+// Finds where the longest prefix is, other nodes' pages included. `response` stays valid until
 // `done`.
 void Lookup(const CallContext& context, TimePoint deadline, const v1::LookupRequest& request,
             v1::LookupResponse* response, Done done);

@@ -48,7 +48,7 @@ absl::StatusOr<storage::AcquireRequest> MakeStoreRequest(const CallContext& cont
     }
   }
   wanted.deadline = WaitUntil(context, wait_ms, deadline);
-  wanted.fragments_max = static_cast<size_t>(context.limits.answer_fragments_max);
+  wanted.fragments_max = static_cast<size_t>(context.limits.response_fragments_max);
   wanted.within_part = true;
   return wanted;
 }

@@ -11,19 +11,19 @@ bool Breaker::Allow() {
   MutexLock lock(&mutex_);
   if (state_ == State::kClosed) return true;
   if (now < until_) return false;
-  // One probe; should its end never be told, another one follows after the same time.
+  // One probe; if its end is never reported, another one follows after the same time.
   state_ = State::kHalfOpen;
   until_ = now + options_.open_for;
   return true;
 }
 
-bool IsAnswer(const absl::Status& status) {
+bool IsResponse(const absl::Status& status) {
   return !absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status) &&
          !absl::IsCancelled(status);
 }
 
 void Breaker::Note(const absl::Status& status) {
-  IsAnswer(status) ? Succeed(Of::kCalls) : Fail(Of::kCalls);
+  IsResponse(status) ? Succeed(Of::kCalls) : Fail(Of::kCalls);
 }
 
 void Breaker::Succeed(Of what) {

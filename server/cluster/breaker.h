@@ -13,13 +13,13 @@
 
 namespace crumb::server {
 
-// Whether a call that ended so was answered by the other node.
-bool IsAnswer(const absl::Status& status);
+// Returns whether a call that ended with `status` got a response from the other node.
+bool IsResponse(const absl::Status& status);
 
-// Keeps requests from waiting for a node that does not answer: after some failures in a row it is
-// not asked for a while, then by one request, whose success closes the breaker again. Calls and
-// bytes are counted apart, since every fetch follows a call: a node that answers and does not
-// deliver is silent, too. Thread-safe.
+// Keeps requests from waiting for a node that does not respond: after some failures in a row no
+// request is sent to it for a while, then one, whose success closes the breaker again. Calls and
+// bytes are counted apart, since every fetch follows a call: a node that responds and does not
+// deliver counts as silent, too. Thread-safe.
 class Breaker {
  public:
   enum class State : uint8_t { kClosed, kOpen, kHalfOpen };
@@ -31,7 +31,8 @@ class Breaker {
 
   Breaker(const Options& options, const Clock& clock) : options_(options), clock_(clock) {}
 
-  // Whether the node may be asked now. A true answer must be followed by Note, Succeed or Fail.
+  // Returns whether a request may be sent to the node now. True must be followed by Note, Succeed
+  // or Fail.
   bool Allow();
   // Counts a call to the node by its status: only silence is a failure.
   void Note(const absl::Status& status);

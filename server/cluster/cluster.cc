@@ -87,8 +87,8 @@ class RunningCluster final : public Cluster {
 
   absl::Status OpenTransport() {
     if (parts_.transport.listen.empty()) return absl::OkStatus();
-    CRUMB_ASSIGN_OR_RETURN(
-        transport_, transport::OpenUcxTransport(parts_.transport, &source_, parts_.spoken.frames));
+    CRUMB_ASSIGN_OR_RETURN(transport_, transport::OpenUcxTransport(parts_.transport, &source_,
+                                                                   parts_.versions.frames));
     LogInfo("transport: {} at {}", transport_->Describe(), transport_->address());
     const auto test = transport::RunSelfTest(parts_.transport);
     if (test.ok()) {
@@ -110,7 +110,7 @@ class RunningCluster final : public Cluster {
       // A keyspace that was opened here may be one whose record was left out, with its drops.
       if (reread) membership_->RereadKeyspaces();
     });
-    // Until the membership has heard of drops.
+    // Until the membership has received the drops of other nodes.
     parts_.keyspaces.Withhold(Withholding::kRecovered);
     InstallView({});
     auto membership = MakeMembership();
@@ -121,7 +121,7 @@ class RunningCluster final : public Cluster {
     }
     ScheduleReap();
     if (!joined->WaitSynced(parts_.options.start_deadline)) {
-      LogWarning("no other node told within cluster.start_deadline what was dropped meanwhile: {}",
+      LogWarning("no other node sent its drops within cluster.start_deadline: {}",
                  parts_.keyspaces.withheld() == Withholding::kNothing
                      ? "serving what is here"
                      : "pages of keyspaces from before the start are withheld until one has");
@@ -187,48 +187,52 @@ class RunningCluster final : public Cluster {
 
  private:
   PullContext MakePullContext() {
-    return {parts_.store,
-            peers_,
-            flights_,
-            timer_,
-            steps_,
-            parts_.clock,
-            metrics_,
-            static_cast<size_t>(parts_.transport.fetch_pages_max),
-            [this](const std::string&) {
-              MutexLock lock(&mutex_);
-              if (membership_ != nullptr) membership_->AskKeyspaces();
-            },
-            &holders_,
-            [this](const FragmentHeader& header, const PageKey& run) {
-              pusher_.OfferCopy(header, run);
-            }};
+    return {.store = parts_.store,
+            .peers = peers_,
+            .flights = flights_,
+            .timer = timer_,
+            .steps = steps_,
+            .clock = parts_.clock,
+            .metrics = metrics_,
+            .fetch_pages_max = static_cast<size_t>(parts_.transport.fetch_pages_max),
+            .newer_generation =
+                [this](const std::string&) {
+                  MutexLock lock(&mutex_);
+                  if (membership_ != nullptr) membership_->RequestKeyspaces();
+                },
+            .holders = &holders_,
+            .pulled = [this](const FragmentHeader& header,
+                             const PageKey& run) { pusher_.OfferCopy(header, run); }};
   }
 
   PeerCallContext MakeCallContext() {
-    return {parts_.clock,
-            parts_.store,
-            parts_.keyspaces,
-            peers_,
-            sessions_,
-            leases_,
-            reader_,
-            push_pages_,
-            holders_,
-            metrics_,
-            parts_.options.push_policy(),
-            parts_.options.push_deadline,
-            parts_.keys_max,
-            kRecordPageBytes,
-            [this] { return Self(); },
-            [this](std::vector<v1::KeyspaceEntry> entries,
-                   const std::function<void(absl::Status)>& done) {
-              auto shared = std::make_shared<std::vector<v1::KeyspaceEntry>>(std::move(entries));
-              const bool queued =
-                  blocking_.Submit([this, shared, done] { done(merger_.Merge(*shared)); });
-              if (!queued) done(absl::ResourceExhaustedError("limits.control_queue is reached"));
-            },
-            [this] { return BeginDrain(); }};
+    return {.clock = parts_.clock,
+            .store = parts_.store,
+            .keyspaces = parts_.keyspaces,
+            .peers = peers_,
+            .sessions = sessions_,
+            .leases = leases_,
+            .reader = reader_,
+            .push_pages = push_pages_,
+            .holders = holders_,
+            .metrics = metrics_,
+            .push_policy = parts_.options.push_policy(),
+            .push_deadline = parts_.options.push_deadline,
+            .keys_max = parts_.keys_max,
+            .record_page_bytes = kRecordPageBytes,
+            .self = [this] { return Self(); },
+            .merge =
+                [this](std::vector<v1::KeyspaceEntry> entries,
+                       const std::function<void(absl::Status)>& done) {
+                  auto shared =
+                      std::make_shared<std::vector<v1::KeyspaceEntry>>(std::move(entries));
+                  const bool queued =
+                      blocking_.Submit([this, shared, done] { done(merger_.Merge(*shared)); });
+                  if (!queued) {
+                    done(absl::ResourceExhaustedError("limits.control_queue is reached"));
+                  }
+                },
+            .drain = [this] { return BeginDrain(); }};
   }
 
   void FillSelf(const std::string& address) {
@@ -239,9 +243,9 @@ class RunningCluster final : public Cluster {
     self_.set_grpc_address(options.advertise.empty() ? address : options.advertise);
     if (transport_ != nullptr) self_.set_transport_address(transport_->address());
     self_.set_version(parts_.version);
-    self_.set_wire_min(parts_.spoken.wire_min);
-    self_.set_wire_max(parts_.spoken.wire_max);
-    self_.set_layout_id(parts_.spoken.layout_id);
+    self_.set_wire_min(parts_.versions.wire_min);
+    self_.set_wire_max(parts_.versions.wire_max);
+    self_.set_layout_id(parts_.versions.layout_id);
     self_.set_capacity_bytes(parts_.capacity_bytes);
     self_.set_host(options.host.empty() ? MachineName() : options.host);
     self_.set_zone(options.zone);
@@ -264,9 +268,9 @@ class RunningCluster final : public Cluster {
     };
     events.own_version = [this] { return parts_.keyspaces.version(); };
     events.own_page = [this](uint64_t after) { return OwnPageAfter(after); };
-    events.tell_peers = [this](Membership::Keyspaces keyspaces,
-                               const std::function<void()>& failed) {
-      TellPeers(std::move(keyspaces), failed);
+    events.send_to_peers = [this](Membership::Keyspaces keyspaces,
+                                  const std::function<void()>& failed) {
+      SendToPeers(std::move(keyspaces), failed);
     };
     events.withhold = [this](Withholding withheld) { parts_.keyspaces.Withhold(withheld); };
     if (!options.etcd.empty()) {
@@ -274,16 +278,20 @@ class RunningCluster final : public Cluster {
       etcd.prefix = options.etcd_prefix;
       etcd.node_ttl = options.node_ttl;
       etcd.deletions_max = static_cast<size_t>(options.deletions_max);
-      etcd.serve_unheard = options.serve_unheard;
-      etcd.unheard_after = options.start_deadline;
+      etcd.serve_unsynced = options.serve_unsynced;
+      etcd.unsynced_after = options.start_deadline;
       return std::make_unique<EtcdMembership>(
           etcd, Self(), EtcdClient::Make(options.etcd, options.rpc_deadline, options.etcd_access),
           std::move(events), metrics_);
     }
     return std::make_unique<StaticMembership>(
-        StaticMembership::Options{options.nodes, options.heartbeat, options.node_ttl,
-                                  options.rpc_deadline, options.start_deadline,
-                                  options.serve_unheard, channel_},
+        StaticMembership::Options{.addresses = options.nodes,
+                                  .heartbeat = options.heartbeat,
+                                  .node_ttl = options.node_ttl,
+                                  .rpc_deadline = options.rpc_deadline,
+                                  .unsynced_after = options.start_deadline,
+                                  .serve_unsynced = options.serve_unsynced,
+                                  .channel = channel_},
         Self(), std::move(events), hellos_, parts_.clock, metrics_);
   }
 
@@ -299,7 +307,7 @@ class RunningCluster final : public Cluster {
     return own;
   }
 
-  void TellPeers(Membership::Keyspaces keyspaces, const std::function<void()>& failed);
+  void SendToPeers(Membership::Keyspaces keyspaces, const std::function<void()>& failed);
   std::shared_ptr<Peer> MakePeer(const v1::NodeRecord& record, size_t nodes);
   void InstallNodes(Membership::Nodes nodes);
   void InstallView(const Membership::Nodes& nodes);
@@ -347,8 +355,8 @@ class RunningCluster final : public Cluster {
   std::unique_ptr<Membership> membership_ ABSL_GUARDED_BY(mutex_);
 };
 
-void RunningCluster::TellPeers(Membership::Keyspaces keyspaces,
-                               const std::function<void()>& failed) {
+void RunningCluster::SendToPeers(Membership::Keyspaces keyspaces,
+                                 const std::function<void()>& failed) {
   v1::PeerKeyspacesRequest request;
   request.set_paged(true);
   request.set_after(UINT64_MAX);  // their records come by etcd
@@ -356,8 +364,8 @@ void RunningCluster::TellPeers(Membership::Keyspaces keyspaces,
   for (const auto& peer : peers_.All()) {
     metrics_.record_exchanges.Add();
     peer->Keyspaces(request, parts_.clock.Now() + parts_.options.rpc_deadline,
-                    [this, failed](const absl::StatusOr<v1::PeerKeyspacesResponse>& answer) {
-                      if (answer.ok() && !answer->refused()) return;
+                    [this, failed](const absl::StatusOr<v1::PeerKeyspacesResponse>& response) {
+                      if (response.ok() && !response->refused()) return;
                       metrics_.record_exchange_failures.Add();
                       failed();
                     });
@@ -373,7 +381,7 @@ std::shared_ptr<Peer> RunningCluster::MakePeer(const v1::NodeRecord& record, siz
   const auto when = ahead ? ConnectWhen::kNow : ConnectWhen::kAtFirstCall;
   return std::make_shared<GrpcPeer>(
       record, Breaker::Options{parts_.options.breaker_failures, parts_.options.breaker_open},
-      parts_.clock, CallerInfo{parts_.node_id, incarnation_, parts_.spoken.wire_max},
+      parts_.clock, CallerInfo{parts_.node_id, incarnation_, parts_.versions.wire_max},
       PeerStub(record.grpc_address(), channel_, when), calls_in_progress_, transport_.get());
 }
 
@@ -462,7 +470,8 @@ absl::Status RunningCluster::BeginDrain() {
   }
   SetState(v1::NODE_STATE_DRAINING);
   pusher_.SetLeaving();
-  // The new view leaves this node out; told by itself, since the membership tells of others.
+  // The new view leaves this node out. The node installs it itself, since the membership reports
+  // only other nodes.
   const auto view = peers_.history().views().current;
   std::vector<PlacementNode> rest = view->nodes;
   std::erase_if(rest, [this](const PlacementNode& node) { return node.id == parts_.node_id; });
@@ -479,8 +488,8 @@ void RunningCluster::DrainNode(const std::string& node, std::function<void(absl:
   const auto peer = peers_.Find(node);
   if (peer == nullptr) return done(absl::NotFoundError("no node has the id " + node));
   peer->Drain(parts_.clock.Now() + parts_.options.rpc_deadline,
-              [done = std::move(done)](const absl::StatusOr<v1::PeerDrainResponse>& answer) {
-                done(answer.status());
+              [done = std::move(done)](const absl::StatusOr<v1::PeerDrainResponse>& response) {
+                done(response.status());
               });
 }
 
@@ -540,7 +549,7 @@ Cluster::Gauges RunningCluster::gauges() const {
   if (membership_ == nullptr) return gauges;
   const Membership::Health health = membership_->health();
   gauges.etcd = health.state;
-  gauges.unheard_nodes = health.unheard_nodes;
+  gauges.unsynced_nodes = health.unsynced_nodes;
   return gauges;
 }
 

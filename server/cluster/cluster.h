@@ -17,8 +17,8 @@
 #include "server/cluster/cluster_options.h"
 #include "server/cluster/membership.h"
 #include "server/cluster/peer_calls.h"
+#include "server/cluster/protocol_versions.h"
 #include "server/cluster/remote_reader.h"
-#include "server/cluster/spoken.h"
 #include "server/keyspaces/keyspace_registry.h"
 #include "transport/fragment_source.h"
 #include "transport/transport.h"
@@ -26,7 +26,8 @@
 
 namespace crumb::server {
 
-// This node among others: who they are, what they hold, and the moving of pages between them.
+// The other nodes as this one uses them: the view, the directory of their pages, and the transfers
+// between nodes.
 // docs/cluster.md. Thread-safe.
 class Cluster {
  public:
@@ -36,7 +37,7 @@ class Cluster {
     TlsOptions tls;  // of gRPC among nodes
     std::string node_id;
     std::string version;
-    Spoken spoken;
+    ProtocolVersions versions;
     uint64_t capacity_bytes = 0;
     size_t keys_max = 0;
     size_t control_queue = 256;
@@ -57,9 +58,9 @@ class Cluster {
     uint64_t directory_evicted_pages = 0;
     size_t peer_leases = 0;
     Membership::State etcd = Membership::State::kNone;
-    bool withheld = false;  // some or all pages are: drops may not have been heard of
+    bool withheld = false;  // some or all pages are: drops may not have been received
     size_t withheld_keyspaces = 0;
-    size_t unheard_nodes = 0;  // nodes that answer, but whose records were not taken over
+    size_t unsynced_nodes = 0;  // nodes that respond, but whose records were not taken over
     struct Node {
       std::string id;
       bool up = false;
@@ -74,28 +75,28 @@ class Cluster {
 
   virtual ~Cluster() = default;
 
-  // Makes this node, whose gRPC others reach at `address`, known, and waits for start_deadline at
-  // most to hear what was dropped while it was away. Pages of keyspaces from before the start are
-  // withheld until it has heard (Withholding).
+  // Publishes this node, whose gRPC others reach at `address`, and waits for start_deadline at most
+  // until it has received what was dropped while it was away. Pages of keyspaces from before the
+  // start are withheld until then (Withholding).
   virtual absl::Status Join(const std::string& address) = 0;
   // Leaves, ends calls and fetches, joins threads. Before the store goes. Idempotent.
   virtual void Stop() = 0;
 
   // Brings pages that this node lacks from others. Calls `done` once.
   virtual void Pull(PullRequest request, std::function<void(PullResult)> done) = 0;
-  // Asks others which of the pages they have. Calls `done` once.
+  // Finds the nodes that have the pages. Calls `done` once.
   virtual void Find(PullRequest request, std::function<void(FoundPages)> done) = 0;
   // A request with a waiting caller waits for other nodes no longer than this.
   virtual Duration lookup_deadline() const = 0;
 
   // A fragment was committed here: it is offered to its homes in the background.
   virtual void Committed(const FragmentHeader& header) = 0;
-  // Pages are deleted here by a caller: others hear of it. Blocks on the store.
+  // Pages are deleted here by a caller: other nodes are notified. Blocks on the store.
   virtual absl::Status NoteDeletion(const KeyspaceId& keyspace,
                                     const std::vector<PageKey>& keys) = 0;
 
   virtual void ListNodes(v1::ListNodesResponse* response) = 0;
-  // Asks every node for the page; `done` is called once, within a second.
+  // Finds the page on all nodes; `done` is called once, within a second.
   virtual void Locate(const v1::LocatePageRequest& request, v1::LocatePageResponse* response,
                       std::function<void(absl::Status)> done) = 0;
   virtual void DrainNode(const std::string& node, std::function<void(absl::Status)> done) = 0;

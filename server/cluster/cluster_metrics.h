@@ -18,9 +18,9 @@ enum class PushDrop : uint8_t {
   kUnplaced,    // no run could be found for it
   kUnread,      // draining: the store did not give it in time, or has not all of it
   kNodeGone,    // the home left, and so did those that took its place
-  kBreaker,     // the home was silent before, and was not asked
-  kSilent,      // the home did not answer
-  kRefused,     // the home's answer was an error
+  kBreaker,     // the home was silent before, and nothing was sent to it
+  kSilent,      // the home did not respond
+  kRefused,     // the home responded with an error
   kBusy,        // the home was at a bound, or has no room
   kLate,        // the home could not fetch it in time
   kAbsent,      // this node did not have it any more, or could not be reached for it
@@ -35,18 +35,18 @@ const char* PushDropName(PushDrop reason);
 // Counters of the cluster's parts. Thread-safe.
 struct ClusterMetrics {
   // Looking at other nodes.
-  Counter pulls;                 // requests that asked other nodes
-  Counter finds;                 // requests that asked other nodes only where pages are
-  Counter pulls_refused;         // over cluster.pulls_max
-  Counter pulls_late;            // ended by the deadline
-  Counter pull_asks;             // PeerAcquire calls
-  Counter pull_ask_failures;     // of them
-  Counter pulled_pages;          // arrived and verified
-  Counter pull_coalesced_pages;  // another request was fetching them already
-  Counter pull_failed_pages;     // found but did not arrive
-  Counter pull_corrupt_pages;    // what arrived was not what was asked for
+  Counter pulls;                  // requests that were sent to other nodes
+  Counter finds;                  // requests to other nodes that only locate pages
+  Counter pulls_refused;          // over cluster.pulls_max
+  Counter pulls_late;             // ended by the deadline
+  Counter pull_acquires;          // PeerAcquire calls
+  Counter pull_acquire_failures;  // of them
+  Counter pulled_pages;           // arrived and verified
+  Counter pull_coalesced_pages;   // another request was fetching them already
+  Counter pull_failed_pages;      // found but did not arrive
+  Counter pull_corrupt_pages;     // arrived, but not as requested
   Counter pulled_bytes;
-  Counter breaker_skips;  // nodes not asked: their breaker was open
+  Counter breaker_skips;  // requests not sent: the node's breaker was open
   Counter referred_runs;  // runs that a home referred this node to another node for
 
   // Giving pages to their homes.
@@ -58,7 +58,7 @@ struct ClusterMetrics {
   std::array<Counter, kPushDropCount> push_dropped;  // by PushDrop
 
   // Serving other nodes.
-  Counter served_asks;
+  Counter served_acquires;
   Counter served_pages;
   Counter served_bytes;    // over gRPC; the transport counts its own
   Counter serve_refused;   // no session, or not its keyspace
@@ -77,7 +77,7 @@ struct ClusterMetrics {
   Counter view_changes;
   Counter nodes_refused;
   Counter etcd_failures;
-  Counter keyspace_merges;           // changes that other nodes told of
+  Counter keyspace_merges;           // changes that came from other nodes
   Counter record_exchanges;          // PeerKeyspaces calls
   Counter record_exchange_failures;  // of them, those of which nothing was taken over
   Counter records_refused;           // keyspace records of other nodes that were not taken over

@@ -63,12 +63,12 @@ void ClusterOptions::Visit(ConfigVisitor& visitor) {
                 "that no request waits for.");
   visitor.Field("heartbeat", heartbeat, "Between two hellos to a node of the static list.");
   visitor.Field("node_ttl", node_ttl,
-                "A node that is not heard of for so long leaves the view; the etcd lease's time.");
+                "A silent node leaves the view after this time; the etcd lease's time.");
   visitor.Field("start_deadline", start_deadline,
-                "Longest time that a start waits to hear what was dropped meanwhile, and after "
-                "which a node that answers but does not give its records makes pages withheld.");
-  visitor.Field("serve_unheard", serve_unheard,
-                "Serve pages of before the start although no other node, nor etcd, has told what "
+                "Longest time that a start waits for the drops of other nodes, and after which a "
+                "node that responds without its records makes pages withheld.");
+  visitor.Field("serve_unsynced", serve_unsynced,
+                "Serve pages of before the start although no other node, nor etcd, has sent what "
                 "was dropped meanwhile.");
   visitor.Field("nodes_max", nodes_max, "Nodes of a view; more are refused.");
   visitor.Field("connect_ahead", connect_ahead,
@@ -97,9 +97,9 @@ void ClusterOptions::Visit(ConfigVisitor& visitor) {
                 "crumbd also remembers the run of as many pages, at most 262,144, in 170 bytes "
                 "each.");
   visitor.Field("reoffer_pages_per_second", reoffer_pages_per_second,
-                "Pages of this node that new homes hear of, in a second.");
+                "Pages of this node that are offered to new homes, in a second.");
   visitor.Field("peer_leases_max", peer_leases_max,
-                "Leases of other nodes at once; more are answered without a lease.");
+                "Leases of other nodes at once; further responses have no lease.");
   visitor.Field("peer_leases_per_node_max", peer_leases_per_node_max,
                 "Part of peer_leases_max for one node.");
   visitor.Field("peer_lease_pages_max", peer_lease_pages_max,
@@ -111,8 +111,8 @@ void ClusterOptions::Visit(ConfigVisitor& visitor) {
                 "of more are made again later.");
   visitor.Field("peer_lease", peer_lease, "Longest time that another node keeps a lease.");
   visitor.Field("breaker_failures", breaker_failures,
-                "Failures in a row after which a node is not asked for a while.");
-  visitor.Field("breaker_open", breaker_open, "How long it is not asked then.");
+                "Failures in a row after which no request is sent to a node for a while.");
+  visitor.Field("breaker_open", breaker_open, "How long none is sent to it then.");
   visitor.Field("deletions_max", deletions_max,
                 "Deleted pages of a keyspace that are remembered for nodes that are away; a node "
                 "that was away longer deletes all its pages of the keyspace.");

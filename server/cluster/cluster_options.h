@@ -19,7 +19,9 @@ enum class PushPolicy : uint8_t {
   kAlways,  // those that it lacks
 };
 
-// The nodes that this one shares pages with, and how: docs/cluster.md.
+// The nodes that this one shares pages with, and how: docs/cluster.md. docs/config.md, "cluster",
+// has the effect of each field. `_max` counts calls or leases at once unless the name ends in
+// _pages_max; `_queue` counts waiting tasks.
 struct ClusterOptions {
   std::string secret_file;        // empty: a secret of this node, made once, beside the index
   std::string name = "crumb";     // nodes of another cluster are refused
@@ -37,7 +39,7 @@ struct ClusterOptions {
   Duration heartbeat = std::chrono::seconds(1);
   Duration node_ttl = std::chrono::seconds(10);
   Duration start_deadline = std::chrono::seconds(5);
-  bool serve_unheard = false;
+  bool serve_unsynced = false;
   int64_t nodes_max = 4096;
   int64_t connect_ahead = 64;
   int64_t pulls_max = 256;

@@ -10,7 +10,10 @@
 namespace crumb::server {
 namespace {
 
+// Pause before the queue of offers, or what is still under way, is looked at again: short beside
+// the seconds that a drain takes.
 constexpr auto kStep = std::chrono::milliseconds(20);
+// Longest time that a page takes from the SSD; a page that takes longer counts as unread.
 constexpr auto kReadDeadline = std::chrono::seconds(5);
 
 }  // namespace
@@ -79,30 +82,30 @@ void Drain::Run(const std::function<void()>& drained) {
 // Brings the page up for a moment to read its header; pages in both tiers are offered twice, and
 // found there the second time. False: it is not all here, or the store does not give it in time.
 bool Drain::OfferPage(const Keyspace& keyspace, const PageKey& key) {
-  struct Answer {
+  struct Pending {
     Mutex mutex;
     CondVar ready;
     bool done ABSL_GUARDED_BY(mutex) = false;
     storage::AcquireResult result ABSL_GUARDED_BY(mutex);
   };
-  auto answer = std::make_shared<Answer>();
+  auto pending = std::make_shared<Pending>();
   storage::AcquireRequest request;
   request.keyspace = keyspace.id;
   request.generation = keyspace.generation.load();
   request.keys = {key};
   request.range = keyspace.geometry.all_tiles();
   request.deadline = clock_.Now() + kReadDeadline;
-  store_.Acquire(std::move(request), [answer](absl::StatusOr<storage::AcquireResult> result) {
-    MutexLock lock(&answer->mutex);
-    if (result.ok()) answer->result = *std::move(result);
-    answer->done = true;
-    answer->ready.NotifyAll();
+  store_.Acquire(std::move(request), [pending](absl::StatusOr<storage::AcquireResult> result) {
+    MutexLock lock(&pending->mutex);
+    if (result.ok()) pending->result = *std::move(result);
+    pending->done = true;
+    pending->ready.NotifyAll();
   });
   storage::AcquireResult result;
   {
-    MutexLock lock(&answer->mutex);
-    while (!answer->done) answer->ready.Wait(&answer->mutex);
-    result = answer->result;
+    MutexLock lock(&pending->mutex);
+    while (!pending->done) pending->ready.Wait(&pending->mutex);
+    result = pending->result;
   }
   if (result.lease == 0) return false;
   bool whole = true;

@@ -23,11 +23,11 @@ class Drain {
       : store_(store), keyspaces_(keyspaces), pusher_(pusher), clock_(clock) {}
   ~Drain() { Stop(); }
 
-  // Starts unless it was; `drained` is called on its thread once every offer was answered.
+  // Starts unless it was; `drained` is called on its thread once every offer has a response.
   void Start(std::function<void()> drained);
   void Stop();
 
-  // Pages that were not offered yet, and offers that were not answered.
+  // Pages that were not offered yet, and offers without a response yet.
   uint64_t pages_left() const { return left_.load() + pusher_.pending(); }
 
  private:

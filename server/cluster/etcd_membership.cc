@@ -19,34 +19,34 @@ namespace {
 constexpr int kRenewals = 3;
 // Others may write the same keyspace at the same time.
 constexpr int kStoreAttempts = 8;
-// After etcd was away, nodes may still be registering again: wait so long before believing that
-// they are gone.
+// After etcd was away, nodes may still be registering again: wait for so long before they
+// count as gone.
 constexpr auto kReturnGrace = std::chrono::seconds(3);
 
-Membership::State StateOf(const absl::Status& kept) {
-  if (kept.ok()) return Membership::State::kOk;
-  if (absl::IsResourceExhausted(kept)) return Membership::State::kFull;
-  const bool silent =
-      absl::IsUnavailable(kept) || absl::IsDeadlineExceeded(kept) || absl::IsCancelled(kept);
+Membership::State StateOf(const absl::Status& renewed) {
+  if (renewed.ok()) return Membership::State::kOk;
+  if (absl::IsResourceExhausted(renewed)) return Membership::State::kFull;
+  const bool silent = absl::IsUnavailable(renewed) || absl::IsDeadlineExceeded(renewed) ||
+                      absl::IsCancelled(renewed);
   return silent ? Membership::State::kSilent : Membership::State::kRefused;
 }
 
-std::string TroubleOf(Membership::State state, const absl::Status& kept) {
+std::string TroubleOf(Membership::State state, const absl::Status& renewed) {
   switch (state) {
     case Membership::State::kSilent:
       return fmt::format(
-          "etcd does not answer ({}): the last view stays in force, nodes that come or go are not "
+          "etcd does not respond ({}): the last view stays in force, nodes that come or go are not "
           "noticed, what is dropped is sent to the nodes of the view directly",
-          kept.ToString());
+          renewed.ToString());
     case Membership::State::kFull:
       return fmt::format(
           "etcd takes no records ({}): nodes that are registered stay, new ones and what is "
           "dropped "
-          "are not told to others; compact and defragment it, raise its quota, then disarm its "
+          "do not reach others; compact and defragment it, raise its quota, then disarm its "
           "alarm",
-          kept.ToString());
+          renewed.ToString());
     case Membership::State::kRefused:
-      return fmt::format("etcd does not take this node's records: {}", kept.ToString());
+      return fmt::format("etcd does not take this node's records: {}", renewed.ToString());
     case Membership::State::kNone:
     case Membership::State::kOk:
       return "";
@@ -64,8 +64,8 @@ EtcdMembership::EtcdMembership(const Options& options, const v1::NodeRecord& sel
       events_(std::move(events)),
       metrics_(metrics),
       self_(self) {
-  keeper_ = Thread("crumb-members", [this] { Keep(); });
-  watcher_ = Thread("crumb-watch", [this] { WatchAll(); });
+  lease_thread_ = Thread("crumb-members", [this] { RenewAll(); });
+  watch_thread_ = Thread("crumb-watch", [this] { WatchAll(); });
 }
 
 void EtcdMembership::Publish(const v1::NodeRecord& self) {
@@ -84,17 +84,17 @@ void EtcdMembership::KeyspacesChanged() {
 
 Membership::Health EtcdMembership::health() const {
   MutexLock lock(&mutex_);
-  if (state_ == State::kOk) return {state_, unheard_};
+  if (state_ == State::kOk) return {state_, unsynced_};
   const auto seconds =
       std::chrono::duration_cast<std::chrono::seconds>(Clock::Real().Now() - since_).count();
-  const char* const between = unheard_.empty() ? "" : "; ";
-  return {state_, fmt::format("for {} s {}{}{}", seconds, trouble_, between, unheard_)};
+  const char* const between = unsynced_.empty() ? "" : "; ";
+  return {state_, fmt::format("for {} s {}{}{}", seconds, trouble_, between, unsynced_)};
 }
 
 bool EtcdMembership::WaitSynced(Duration most) {
   const auto deadline = std::chrono::steady_clock::now() + most;
   MutexLock lock(&mutex_);
-  while (!(synced_ && told_) && !stopping_) {
+  while (!(synced_ && attempted_) && !stopping_) {
     if (!changed_.WaitUntil(&mutex_, deadline)) break;
   }
   return synced_;
@@ -106,12 +106,9 @@ void EtcdMembership::Stop() {
     if (std::exchange(stopping_, true)) return;
     changed_.NotifyAll();
   }
-  keeper_.Join();
-  // Leaving at once spares the others the wait for the lease's end. The record under this node's id
-  // may be another node's.
-  if (lease_ != 0) etcd_->RevokeLease(lease_).IgnoreError();
+  lease_thread_.Join();
   etcd_->Cancel();
-  watcher_.Join();
+  watch_thread_.Join();
 }
 
 bool EtcdMembership::Sleep(Duration most) {
@@ -124,47 +121,50 @@ bool EtcdMembership::Sleep(Duration most) {
   return !stopping_;
 }
 
-void EtcdMembership::Keep() {
+void EtcdMembership::RenewAll() {
+  LeaseState state;
   Duration retry = options_.retry_min;
   bool more = true;
   while (more) {
-    const absl::Status kept = KeepOnce();
-    NoteKept(kept);
+    const absl::Status renewed = RenewOnce(&state);
+    NoteRenewal(renewed);
     const Duration renewal = options_.node_ttl / kRenewals;
-    if (kept.ok()) {
+    if (renewed.ok()) {
       retry = options_.retry_min;
       more = Sleep(renewal);
       continue;
     }
-    TellDirectly();
+    SendDirectly(&state);
     // An etcd that takes no records renews leases nevertheless.
-    more = Sleep(lease_ != 0 ? std::min(retry, renewal) : retry);
+    more = Sleep(state.lease != 0 ? std::min(retry, renewal) : retry);
     retry = std::min(retry * 2, options_.retry_max);
   }
+  // Leaving at once spares the others the wait for the lease's end. The record under this node's id
+  // may be another node's.
+  if (state.lease != 0) etcd_->RevokeLease(state.lease).IgnoreError();
 }
 
-// Every state is logged once.
-void EtcdMembership::NoteKept(const absl::Status& kept) {
+void EtcdMembership::NoteRenewal(const absl::Status& renewed) {
   const TimePoint now = Clock::Real().Now();
-  const State state = StateOf(kept);
+  const State state = StateOf(renewed);
   std::string line;
-  if (!kept.ok()) metrics_.etcd_failures.Add();
+  if (!renewed.ok()) metrics_.etcd_failures.Add();
   {
     MutexLock lock(&mutex_);
-    told_ = true;
+    attempted_ = true;
     changed_.NotifyAll();
-    if (!kept.ok()) failed_last_ = now;
-    const std::string trouble = TroubleOf(state, kept);
+    if (!renewed.ok()) failed_last_ = now;
+    const std::string trouble = TroubleOf(state, renewed);
     const bool same = state == state_ && (state != State::kRefused || trouble == trouble_);
     if (stopping_ || same) return;
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - since_).count();
-    line = kept.ok() ? fmt::format("etcd takes this node's records again, after {} s", seconds)
-                     : trouble + "; trying on";
+    line = renewed.ok() ? fmt::format("etcd takes this node's records again, after {} s", seconds)
+                        : trouble + "; trying on";
     if (state != state_) since_ = now;
     state_ = state;
     trouble_ = trouble;
   }
-  if (kept.ok()) {
+  if (renewed.ok()) {
     LogInfo("{}", line);
   } else if (state == State::kRefused) {
     LogError("{}", line);
@@ -173,7 +173,7 @@ void EtcdMembership::NoteKept(const absl::Status& kept) {
   }
 }
 
-absl::Status EtcdMembership::KeepOnce() {
+absl::Status EtcdMembership::RenewOnce(LeaseState* state) {
   v1::NodeRecord self;
   bool publish = false;
   {
@@ -181,13 +181,13 @@ absl::Status EtcdMembership::KeepOnce() {
     self = self_;
     publish = publish_;
   }
-  if (lease_ != 0) {
-    const absl::Status alive = etcd_->KeepAlive(lease_);
-    if (absl::IsNotFound(alive)) lease_ = 0;
-    if (!alive.ok() && lease_ != 0) return alive;
+  if (state->lease != 0) {
+    const absl::Status alive = etcd_->KeepAlive(state->lease);
+    if (absl::IsNotFound(alive)) state->lease = 0;
+    if (!alive.ok() && state->lease != 0) return alive;
   }
-  if (lease_ == 0) {
-    CRUMB_ASSIGN_OR_RETURN(lease_, etcd_->GrantLease(options_.node_ttl));
+  if (state->lease == 0) {
+    CRUMB_ASSIGN_OR_RETURN(state->lease, etcd_->GrantLease(options_.node_ttl));
     publish = true;
   }
   if (publish) {
@@ -195,16 +195,16 @@ absl::Status EtcdMembership::KeepOnce() {
       MutexLock lock(&mutex_);
       publish_ = true;  // until it has worked
     }
-    CRUMB_RETURN_IF_ERROR(Register(self));
+    CRUMB_RETURN_IF_ERROR(Register(self, state->lease));
     MutexLock lock(&mutex_);
     publish_ = self_.SerializeAsString() != self.SerializeAsString();
   }
-  return StoreKeyspaces();
+  return StoreKeyspaces(state);
 }
 
 // A record of another process under this id is either this node's earlier life, whose address is
 // the same, or another node that was given a copy of the data folder.
-absl::Status EtcdMembership::Register(const v1::NodeRecord& self) {
+absl::Status EtcdMembership::Register(const v1::NodeRecord& self, int64_t lease) {
   const std::string key = NodePrefix() + self.id();
   int64_t revision = 0;
   CRUMB_ASSIGN_OR_RETURN(const std::vector<EtcdEntry> found, etcd_->Range(key, &revision));
@@ -225,36 +225,36 @@ absl::Status EtcdMembership::Register(const v1::NodeRecord& self) {
                     std::chrono::duration_cast<std::chrono::seconds>(options_.node_ttl).count()));
   }
   CRUMB_ASSIGN_OR_RETURN(const bool written,
-                         etcd_->PutIf(key, self.SerializeAsString(), lease_, mod_revision));
+                         etcd_->PutIf(key, self.SerializeAsString(), lease, mod_revision));
   if (!written) return absl::AbortedError("the node's record changed meanwhile");
   return absl::OkStatus();
 }
 
-absl::Status EtcdMembership::StoreKeyspaces() {
+absl::Status EtcdMembership::StoreKeyspaces(LeaseState* state) {
   {
     MutexLock lock(&mutex_);
-    if (std::exchange(forgotten_, false)) stored_version_ = 0;
+    if (std::exchange(forgotten_, false)) state->stored_version = 0;
   }
   // One record that etcd refuses does not hold up the others.
   absl::Status first;
-  uint64_t stored = stored_version_;
+  uint64_t stored = state->stored_version;
   while (stored < events_.own_version()) {
     const OwnPage own = events_.own_page(stored);
     for (const v1::KeyspaceEntry& entry : own.keyspaces) first.Update(StoreKeyspace(entry));
     if (absl::IsUnavailable(first) || absl::IsDeadlineExceeded(first)) return first;
     stored = own.next;
   }
-  if (first.ok()) stored_version_ = stored;
+  if (first.ok()) state->stored_version = stored;
   return first;
 }
 
-void EtcdMembership::TellDirectly() {
-  if (tell_again_->exchange(false)) told_version_ = 0;
-  told_version_ = std::max(told_version_, stored_version_);
-  while (told_version_ < events_.own_version()) {
-    OwnPage own = events_.own_page(told_version_);
-    told_version_ = own.next;
-    events_.tell_peers(std::move(own.keyspaces), [again = tell_again_] { again->store(true); });
+void EtcdMembership::SendDirectly(LeaseState* state) {
+  if (resend_->exchange(false)) state->sent_version = 0;
+  state->sent_version = std::max(state->sent_version, state->stored_version);
+  while (state->sent_version < events_.own_version()) {
+    OwnPage own = events_.own_page(state->sent_version);
+    state->sent_version = own.next;
+    events_.send_to_peers(std::move(own.keyspaces), [again = resend_] { again->store(true); });
   }
 }
 
@@ -291,19 +291,20 @@ absl::Status EtcdMembership::StoreKeyspace(const v1::KeyspaceEntry& entry) {
 
 void EtcdMembership::WatchAll() {
   Duration retry = options_.retry_min;
-  bool told = false;  // that it ended, since it last worked
+  WatchState state;
+  bool logged = false;  // that it ended, since it last worked
   while (true) {
     const auto began = std::chrono::steady_clock::now();
-    absl::Status ended = WatchOnce();
-    if (!taken_.ok()) ended = taken_;
-    NoteTaken(taken_);
+    absl::Status ended = WatchOnce(&state);
+    if (!state.taken.ok()) ended = state.taken;
+    NoteTaken(&state);
     {
       MutexLock lock(&mutex_);
       if (stopping_) return;
     }
     const bool worked = std::chrono::steady_clock::now() - began > options_.retry_max;
-    if (worked || !told) LogInfo("etcd: the watch ended: {}; trying on", ended.ToString());
-    told = true;
+    if (worked || !logged) LogInfo("etcd: the watch ended: {}; trying on", ended.ToString());
+    logged = true;
     if (worked || absl::IsAborted(ended)) retry = options_.retry_min;
     const auto until = std::chrono::steady_clock::now() + retry;
     retry = std::min(retry * 2, options_.retry_max);
@@ -315,14 +316,13 @@ void EtcdMembership::WatchAll() {
   }
 }
 
-// Returns the entries that are there once nodes had the time to come back. Wakes the keeper when
-// nodes are missing: this one may be among them.
-absl::StatusOr<std::vector<EtcdEntry>> EtcdMembership::ReadAll(int64_t* revision) {
+absl::StatusOr<std::vector<EtcdEntry>> EtcdMembership::ReadAll(const WatchState& state,
+                                                               int64_t* revision) {
   CRUMB_ASSIGN_OR_RETURN(std::vector<EtcdEntry> entries, etcd_->Range(options_.prefix, revision));
   const auto nodes = std::count_if(entries.begin(), entries.end(), [this](const EtcdEntry& entry) {
     return entry.key.starts_with(NodePrefix());
   });
-  if (!seen_ || nodes >= static_cast<std::ptrdiff_t>(nodes_.size())) return entries;
+  if (!state.seen || nodes >= static_cast<std::ptrdiff_t>(state.nodes.size())) return entries;
   const auto until = std::chrono::steady_clock::now() + kReturnGrace;
   {
     MutexLock lock(&mutex_);
@@ -336,26 +336,26 @@ absl::StatusOr<std::vector<EtcdEntry>> EtcdMembership::ReadAll(int64_t* revision
   return etcd_->Range(options_.prefix, revision);
 }
 
-absl::Status EtcdMembership::WatchOnce() {
+absl::Status EtcdMembership::WatchOnce(WatchState* state) {
   int64_t revision = 0;
-  CRUMB_ASSIGN_OR_RETURN(const std::vector<EtcdEntry> entries, ReadAll(&revision));
-  NoteLoss(entries, revision);
-  revision_ = revision;
-  taken_ = ApplyKeyspaces(entries);
-  ApplyNodes(entries, /*all=*/true, revision);
-  if (taken_.ok()) {
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<EtcdEntry> entries, ReadAll(*state, &revision));
+  NoteLoss(entries, revision, state);
+  state->revision = revision;
+  state->taken = ApplyKeyspaces(entries);
+  ApplyNodes(entries, /*all=*/true, revision, state);
+  if (state->taken.ok()) {
     MutexLock lock(&mutex_);
     synced_ = true;
     changed_.NotifyAll();
   }
-  NoteTaken(taken_);
-  CRUMB_RETURN_IF_ERROR(taken_);
-  return etcd_->Watch(options_.prefix, revision,
-                      [this](const std::vector<EtcdEntry>& changes) { return Changed(changes); });
+  NoteTaken(state);
+  CRUMB_RETURN_IF_ERROR(state->taken);
+  return etcd_->Watch(
+      options_.prefix, revision,
+      [this, state](const std::vector<EtcdEntry>& changes) { return Changed(changes, state); });
 }
 
-// False: leases ended while etcd was silent, or just after; who has one again is read in a while.
-bool EtcdMembership::Changed(const std::vector<EtcdEntry>& changes) {
+bool EtcdMembership::Changed(const std::vector<EtcdEntry>& changes, WatchState* state) {
   int64_t last = 0;
   bool gone = false;
   for (const EtcdEntry& entry : changes) {
@@ -369,41 +369,42 @@ bool EtcdMembership::Changed(const std::vector<EtcdEntry>& changes) {
                           Clock::Real().Now() - failed_last_ < options_.node_ttl + kReturnGrace;
     if (troubled) return false;
   }
-  taken_ = ApplyKeyspaces(changes);
-  revision_ = std::max(revision_, last);
-  if (last > 0) ApplyNodes(changes, /*all=*/false, last);
-  return taken_.ok();
+  state->taken = ApplyKeyspaces(changes);
+  state->revision = std::max(state->revision, last);
+  if (last > 0) ApplyNodes(changes, /*all=*/false, last, state);
+  return state->taken.ok();
 }
 
-// Says so once for each change.
-void EtcdMembership::NoteTaken(const absl::Status& taken) {
-  std::string unheard;
+void EtcdMembership::NoteTaken(WatchState* state) {
+  const absl::Status& taken = state->taken;
+  std::string unsynced;
   Withholding withheld = Withholding::kNothing;
   {
     MutexLock lock(&mutex_);
-    const bool early = Clock::Real().Now() - started_ < options_.unheard_after;
+    const bool early = Clock::Real().Now() - started_ < options_.unsynced_after;
     if (stopping_ || (!synced_ && taken.ok() && early)) return;
     if (!taken.ok()) {
       withheld = Withholding::kEverything;
-      unheard = "pages are withheld: what etcd tells of keyspaces could not be taken over: " +
-                taken.ToString();
-    } else if (!synced_ && !options_.serve_unheard) {
+      unsynced = "pages are withheld: etcd's records of keyspaces could not be taken over: " +
+                 taken.ToString();
+    } else if (!synced_ && !options_.serve_unsynced) {
       withheld = Withholding::kRecovered;
-      unheard =
+      unsynced =
           "pages of keyspaces from before the start are withheld: etcd has not sent since what was "
-          "dropped meanwhile; see to etcd, or set cluster.serve_unheard";
+          "dropped meanwhile; see to etcd, or set cluster.serve_unsynced";
     }
-    if (unheard == unheard_ && withheld == withheld_) return;
-    unheard_ = unheard;
+    if (unsynced == unsynced_ && withheld == state->withheld) return;
+    unsynced_ = unsynced;
   }
-  if (!unheard.empty()) LogError("{}", unheard);
-  withheld_ = withheld;
+  if (!unsynced.empty()) LogError("{}", unsynced);
+  state->withheld = withheld;
   events_.withhold(withheld);
 }
 
-// Keyspaces are never deleted: where one is missing or older, etcd lost data or was given a backup.
-void EtcdMembership::NoteLoss(const std::vector<EtcdEntry>& entries, int64_t revision) {
-  if (revision < revision_) base_ += revision_ - revision + 1;
+// A keyspace that is missing or older: etcd lost data or was restored from a backup.
+void EtcdMembership::NoteLoss(const std::vector<EtcdEntry>& entries, int64_t revision,
+                              WatchState* state) {
+  if (revision < state->revision) state->base += state->revision - revision + 1;
   std::map<std::string, int64_t> there;
   for (const EtcdEntry& entry : entries) there[entry.key] = entry.mod_revision;
   size_t lost = 0;
@@ -419,27 +420,28 @@ void EtcdMembership::NoteLoss(const std::vector<EtcdEntry>& entries, int64_t rev
     woken_ = true;
     changed_.NotifyAll();
   }
-  LogWarning("etcd has lost {} keyspaces: it is told again what this node knows", lost);
+  LogWarning("etcd has lost {} keyspaces: this node's records are sent to it again", lost);
 }
 
-void EtcdMembership::ApplyNodes(const std::vector<EtcdEntry>& entries, bool all, int64_t revision) {
-  if (all) nodes_.clear();
+void EtcdMembership::ApplyNodes(const std::vector<EtcdEntry>& entries, bool all, int64_t revision,
+                                WatchState* state) {
+  if (all) state->nodes.clear();
   for (const EtcdEntry& entry : entries) {
     if (!entry.key.starts_with(NodePrefix())) continue;
     v1::NodeRecord record;
     if (entry.deleted) {
-      nodes_.erase(entry.key);
+      state->nodes.erase(entry.key);
     } else if (record.ParseFromString(entry.value)) {
-      nodes_[entry.key] = std::move(record);
+      state->nodes[entry.key] = std::move(record);
     } else {
       LogWarning("etcd: {} holds no node record, it is left out", entry.key);
     }
   }
-  seen_ = true;
-  TellNodes(revision);
+  state->seen = true;
+  ReportNodes(*state, revision);
 }
 
-void EtcdMembership::TellNodes(int64_t revision) {
+void EtcdMembership::ReportNodes(const WatchState& state, int64_t revision) {
   v1::NodeRecord self;
   {
     MutexLock lock(&mutex_);
@@ -447,7 +449,7 @@ void EtcdMembership::TellNodes(int64_t revision) {
   }
   std::vector<v1::NodeRecord> alive;
   bool listed = false;
-  for (const auto& [key, record] : nodes_) {
+  for (const auto& [key, record] : state.nodes) {
     alive.push_back(record);
     listed |= record.id() == self.id() && record.incarnation() == self.incarnation();
   }
@@ -456,13 +458,13 @@ void EtcdMembership::TellNodes(int64_t revision) {
     publish_ = true;  // it was removed, or it was never there
   }
   Nodes nodes;
-  nodes.epoch = static_cast<uint64_t>(base_ + revision);
+  nodes.epoch = static_cast<uint64_t>(state.base + revision);
   nodes.nodes = UsableNodes(self, alive, &nodes.refused);
   events_.nodes(std::move(nodes));
 }
 
 absl::Status EtcdMembership::ApplyKeyspaces(const std::vector<EtcdEntry>& entries) {
-  Keyspaces told;
+  Keyspaces received;
   {
     MutexLock lock(&mutex_);
     for (const EtcdEntry& entry : entries) {
@@ -474,12 +476,12 @@ absl::Status EtcdMembership::ApplyKeyspaces(const std::vector<EtcdEntry>& entrie
       if (!record.ParseFromString(entry.value)) record.Clear();
       Stored& stored = keyspaces_[entry.key];
       if (stored.revision < entry.mod_revision) stored = {record, entry.mod_revision};
-      v1::KeyspaceEntry& added = told.emplace_back();
+      v1::KeyspaceEntry& added = received.emplace_back();
       added.set_keyspace(std::string(id->view()));
       *added.mutable_record() = std::move(record);
     }
   }
-  return told.empty() ? absl::OkStatus() : events_.keyspaces(told);
+  return received.empty() ? absl::OkStatus() : events_.keyspaces(received);
 }
 
 }  // namespace crumb::server

@@ -16,7 +16,7 @@ FindOperation::FindOperation(const PullContext& context, PullRequest request, Do
 void FindOperation::FindRuns() {
   MutexLock lock(&mutex_);
   for (const RunSpan& span : RunsOf(request_)) {
-    AskedRun run;
+    RequestedRun run;
     run.key = span.key;
     for (size_t page = span.begin; page < span.end; ++page) {
       if (!here_[page]) run.pages.push_back(page);
@@ -37,9 +37,9 @@ void FindOperation::Start() {
 }
 
 void FindOperation::NoteHits(const std::shared_ptr<Peer>& peer, const std::vector<size_t>& runs,
-                             const v1::PeerAcquireResponse& answer) {
+                             const v1::PeerAcquireResponse& response) {
   for (size_t i = 0; i < runs.size(); ++i) {
-    const size_t hits = answer.hit_pages(static_cast<int>(i));
+    const size_t hits = response.hit_pages(static_cast<int>(i));
     if (hits > found_[runs[i]].hits) found_[runs[i]] = {hits, peer->id()};
   }
 }
@@ -54,18 +54,18 @@ std::optional<FoundPages> FindOperation::Known(bool late) const {
       continue;
     }
     while (index < runs_.size() && runs_[index].pages.back() < page) ++index;
-    const bool asked = index < runs_.size() && runs_[index].pages.front() <= page;
-    if (!asked) {
+    const bool requested = index < runs_.size() && runs_[index].pages.front() <= page;
+    if (!requested) {
       found.miss_reason = MissReason::kAbsent;
       return found;
     }
-    const AskedRun& run = runs_[index];
+    const RequestedRun& run = runs_[index];
     const Found& source = found_[index];
     const auto within = static_cast<size_t>(
         std::lower_bound(run.pages.begin(), run.pages.end(), page) - run.pages.begin());
     if (within >= source.hits) {
-      if (run.unanswered > 0 && !late) return std::nullopt;
-      found.miss_reason = run.unanswered > 0 ? MissReason::kDeadline : run.reason;
+      if (run.outstanding > 0 && !late) return std::nullopt;
+      found.miss_reason = run.outstanding > 0 ? MissReason::kDeadline : run.reason;
       return found;
     }
     const auto [number, is_new] =

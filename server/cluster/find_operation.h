@@ -12,7 +12,7 @@
 
 namespace crumb::server {
 
-// One RemoteReader::Find: asks which nodes have the pages; ends when the prefix's end is known.
+// One RemoteReader::Find: finds the nodes that have the pages; ends when the prefix's end is known.
 // Nothing is leased or moved. Thread-safe.
 class FindOperation final : public HomeInquiry {
  public:
@@ -23,7 +23,7 @@ class FindOperation final : public HomeInquiry {
   void Start();
 
  private:
-  // The longest prefix of a run's pages that a node has told of.
+  // The longest prefix of a run's pages that a node has reported.
   struct Found {
     size_t hits = 0;
     std::string node;
@@ -32,7 +32,7 @@ class FindOperation final : public HomeInquiry {
   void FindRuns();
   void Prepare(v1::PeerAcquireRequest*) const override {}
   void NoteHits(const std::shared_ptr<Peer>& peer, const std::vector<size_t>& runs,
-                const v1::PeerAcquireResponse& answer) override
+                const v1::PeerAcquireResponse& response) override
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Wants(size_t) const override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return done_ != nullptr;

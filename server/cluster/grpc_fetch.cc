@@ -17,7 +17,7 @@ using transport::PageStatus;
 class FetchAssembler {
  public:
   explicit FetchAssembler(const transport::FetchRequest& request) : request_(request) {
-    answer_.pages.resize(request.pages.size());
+    response_.pages.resize(request.pages.size());
   }
 
   // False: the peer does not keep to the protocol; what came before stays.
@@ -36,8 +36,8 @@ class FetchAssembler {
 
   // Ends the fetch; pages that did not arrive get `status`.
   transport::FetchAnswer Finish(PageStatus status, absl::Status detail) {
-    for (size_t i = 0; i < answer_.pages.size(); ++i) {
-      transport::PageAnswer& page = answer_.pages[i];
+    for (size_t i = 0; i < response_.pages.size(); ++i) {
+      transport::PageAnswer& page = response_.pages[i];
       if (page.status == PageStatus::kHit &&
           CoveredTiles(page) == request_.pages[i].range.tiles()) {
         continue;
@@ -47,8 +47,8 @@ class FetchAssembler {
       }
       page.fragments.clear();
     }
-    answer_.detail = std::move(detail);
-    return std::move(answer_);
+    response_.detail = std::move(detail);
+    return std::move(response_);
   }
 
  private:
@@ -59,14 +59,14 @@ class FetchAssembler {
   }
 
   void Miss(size_t page, PageStatus status) {
-    answer_.pages[page].status = status;
+    response_.pages[page].status = status;
     if (page == page_) open_ = false;
   }
 
   bool Begin(const v1::PeerReadResponse& message) {
     page_ = message.page();
     open_ = false;
-    transport::PageAnswer& page = answer_.pages[page_];
+    transport::PageAnswer& page = response_.pages[page_];
     if (page.status != PageStatus::kUnavailable && page.status != PageStatus::kHit) return false;
     const transport::PageWish& wish = request_.pages[page_];
     auto header = DecodeFragmentHeader(std::as_bytes(std::span(message.header())));
@@ -127,15 +127,15 @@ class FetchAssembler {
       ++tile_;
     }
     if (tile_ == delivered_.tiles()) {
-      answer_.pages[page_].status = PageStatus::kHit;
-      answer_.pages[page_].fragments.push_back({header_, delivered_});
+      response_.pages[page_].status = PageStatus::kHit;
+      response_.pages[page_].fragments.push_back({header_, delivered_});
       open_ = false;
     }
     return true;
   }
 
   const transport::FetchRequest& request_;
-  transport::FetchAnswer answer_;
+  transport::FetchAnswer response_;
   size_t page_ = 0;
   bool open_ = false;  // a fragment of page_ is being filled
   FragmentHeader header_;

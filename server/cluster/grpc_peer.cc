@@ -11,7 +11,10 @@
 namespace crumb::server {
 namespace {
 
+// A lease that is not released in this time ends by cluster.peer_lease.
 constexpr auto kReleaseDeadline = std::chrono::seconds(1);
+// Longest pause between two tries to connect to a silent node: as the default of
+// cluster.breaker_open, so that a node that is back is used after one pause of the breaker.
 constexpr int kReconnectMaxMs = 2000;
 // gRPC takes this for the time that a connection may take to come up, too.
 constexpr int kConnectTimeoutMs = 3000;
@@ -47,16 +50,16 @@ GrpcPeer::GrpcPeer(v1::NodeRecord record, const Breaker::Options& options, const
 void GrpcPeer::FillCaller(v1::PeerCaller* caller) const {
   caller->set_node(caller_.node);
   caller->set_incarnation(caller_.incarnation);
-  // The highest version that both speak.
+  // The highest version that both nodes support.
   caller->set_wire_version(std::min(caller_.wire_max, record().wire_max()));
 }
 
 void GrpcPeer::Acquire(v1::PeerAcquireRequest request, TimePoint deadline,
-                       Answer<v1::PeerAcquireResponse> answer) {
+                       Callback<v1::PeerAcquireResponse> done) {
   FillCaller(request.mutable_caller());
   StartCall<v1::PeerAcquireResponse>(
       calls_, std::move(request), ToGrpcDeadline(deadline, clock_.Now()),
-      [this](auto... arguments) { stub_->async()->PeerAcquire(arguments...); }, std::move(answer));
+      [this](auto... arguments) { stub_->async()->PeerAcquire(arguments...); }, std::move(done));
 }
 
 void GrpcPeer::Release(uint64_t lease) {
@@ -70,28 +73,27 @@ void GrpcPeer::Release(uint64_t lease) {
 }
 
 void GrpcPeer::Push(v1::PeerPushRequest request, TimePoint deadline,
-                    Answer<v1::PeerPushResponse> answer) {
+                    Callback<v1::PeerPushResponse> done) {
   FillCaller(request.mutable_caller());
   StartCall<v1::PeerPushResponse>(
       calls_, std::move(request), ToGrpcDeadline(deadline, clock_.Now()),
-      [this](auto... arguments) { stub_->async()->PeerPush(arguments...); }, std::move(answer));
+      [this](auto... arguments) { stub_->async()->PeerPush(arguments...); }, std::move(done));
 }
 
 void GrpcPeer::Keyspaces(v1::PeerKeyspacesRequest request, TimePoint deadline,
-                         Answer<v1::PeerKeyspacesResponse> answer) {
+                         Callback<v1::PeerKeyspacesResponse> done) {
   FillCaller(request.mutable_caller());
   StartCall<v1::PeerKeyspacesResponse>(
       calls_, std::move(request), ToGrpcDeadline(deadline, clock_.Now()),
-      [this](auto... arguments) { stub_->async()->PeerKeyspaces(arguments...); },
-      std::move(answer));
+      [this](auto... arguments) { stub_->async()->PeerKeyspaces(arguments...); }, std::move(done));
 }
 
-void GrpcPeer::Drain(TimePoint deadline, Answer<v1::PeerDrainResponse> answer) {
+void GrpcPeer::Drain(TimePoint deadline, Callback<v1::PeerDrainResponse> done) {
   v1::PeerDrainRequest request;
   FillCaller(request.mutable_caller());
   StartCall<v1::PeerDrainResponse>(
       calls_, std::move(request), ToGrpcDeadline(deadline, clock_.Now()),
-      [this](auto... arguments) { stub_->async()->PeerDrain(arguments...); }, std::move(answer));
+      [this](auto... arguments) { stub_->async()->PeerDrain(arguments...); }, std::move(done));
 }
 
 void GrpcPeer::Fetch(transport::FetchRequest request, transport::FetchDone done) {
@@ -103,21 +105,22 @@ void GrpcPeer::Fetch(transport::FetchRequest request, transport::FetchDone done)
   const auto again = std::make_shared<transport::FetchRequest>(request);
   const auto fetch = transport_->Fetch(
       record().transport_address(), std::move(request),
-      [self = shared_from_this(), again, shared_done](transport::FetchAnswer answer) {
-        if (!absl::IsFailedPrecondition(answer.detail)) return (*shared_done)(std::move(answer));
+      [self = shared_from_this(), again, shared_done](transport::FetchAnswer response) {
+        if (!absl::IsFailedPrecondition(response.detail))
+          return (*shared_done)(std::move(response));
         // No version of frames in common: bytes go by gRPC until one of the two is another release.
         StartGrpcFetch(self->stub_, self->calls_, self->clock_, std::move(*again),
                        std::move(*shared_done));
       });
   if (fetch.ok()) return;
-  transport::FetchAnswer answer;
-  answer.pages.resize(pages);
+  transport::FetchAnswer response;
+  response.pages.resize(pages);
   const bool busy = absl::IsResourceExhausted(fetch.status());
-  for (transport::PageAnswer& page : answer.pages) {
+  for (transport::PageAnswer& page : response.pages) {
     page.status = busy ? transport::PageStatus::kBusy : transport::PageStatus::kUnavailable;
   }
-  answer.detail = fetch.status();
-  (*shared_done)(std::move(answer));
+  response.detail = fetch.status();
+  (*shared_done)(std::move(response));
 }
 
 }  // namespace crumb::server

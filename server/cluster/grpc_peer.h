@@ -35,13 +35,13 @@ class GrpcPeer final : public Peer, public std::enable_shared_from_this<GrpcPeer
            std::shared_ptr<OutgoingCalls> calls, transport::Transport* transport);
 
   void Acquire(v1::PeerAcquireRequest request, TimePoint deadline,
-               Answer<v1::PeerAcquireResponse> answer) override;
+               Callback<v1::PeerAcquireResponse> done) override;
   void Release(uint64_t lease) override;
   void Push(v1::PeerPushRequest request, TimePoint deadline,
-            Answer<v1::PeerPushResponse> answer) override;
+            Callback<v1::PeerPushResponse> done) override;
   void Keyspaces(v1::PeerKeyspacesRequest request, TimePoint deadline,
-                 Answer<v1::PeerKeyspacesResponse> answer) override;
-  void Drain(TimePoint deadline, Answer<v1::PeerDrainResponse> answer) override;
+                 Callback<v1::PeerKeyspacesResponse> done) override;
+  void Drain(TimePoint deadline, Callback<v1::PeerDrainResponse> done) override;
   void Fetch(transport::FetchRequest request, transport::FetchDone done) override;
   const char* transport() const override { return UsesTransport() ? "ucx" : "grpc"; }
 

@@ -16,7 +16,7 @@ void HomeInquiry::Inquire(bool counted) {
   std::vector<std::vector<size_t>> pages;
   {
     MutexLock lock(&mutex_);
-    for (const AskedRun& run : runs_) {
+    for (const RequestedRun& run : runs_) {
       names.push_back(run.key);
       pages.push_back(run.pages);
     }
@@ -26,107 +26,108 @@ void HomeInquiry::Inquire(bool counted) {
     auto referral = OwnReferral(context_, request_, names[run], pages[run], counted);
     if (referral) own.push_back({run, nullptr, referral->pages, std::move(referral->nodes), {}});
   }
-  const std::vector<HomeQuestion> questions = QuestionsFor(context_, names, request_.everyone);
+  const std::vector<HomeRequest> requests = HomeRequestsFor(context_, names, request_.everyone);
   {
     MutexLock lock(&mutex_);
-    for (const HomeQuestion& question : questions) {
-      for (const size_t run : question.runs) ++runs_[run].unanswered;
+    for (const HomeRequest& request : requests) {
+      for (const size_t run : request.runs) ++runs_[run].outstanding;
     }
-    for (const ReferralTrail& trail : own) ++runs_[trail.run].unanswered;
+    for (const ReferralTrail& trail : own) ++runs_[trail.run].outstanding;
   }
-  for (const HomeQuestion& question : questions) Ask(question);
+  for (const HomeRequest& request : requests) SendToHome(request);
   std::vector<size_t> all(names.size());
   std::iota(all.begin(), all.end(), 0);
   Follow(std::move(all), std::move(own));
 }
 
-v1::PeerAcquireRequest HomeInquiry::QuestionFor(const std::vector<size_t>& runs) const {
+v1::PeerAcquireRequest HomeInquiry::RequestFor(const std::vector<size_t>& runs) const {
   std::vector<std::string> keys;
   {
     MutexLock lock(&mutex_);
     for (const size_t run : runs) keys.push_back(KeyBytes(request_.keys, runs_[run].pages));
   }
-  v1::PeerAcquireRequest question = MakePeerAcquire(request_, std::move(keys));
-  Prepare(&question);
-  return question;
+  v1::PeerAcquireRequest request = MakePeerAcquire(request_, std::move(keys));
+  Prepare(&request);
+  return request;
 }
 
-void HomeInquiry::Send(const std::shared_ptr<Peer>& peer, v1::PeerAcquireRequest question,
-                       std::function<void(const Answer&)> then) {
-  context_.metrics.pull_asks.Add();
+void HomeInquiry::Send(const std::shared_ptr<Peer>& peer, v1::PeerAcquireRequest request,
+                       std::function<void(const Response&)> then) {
+  context_.metrics.pull_acquires.Add();
   const auto take = [self = shared_from_this(), peer,
-                     then = std::move(then)](const Answer& answer) {
-    peer->breaker().Note(answer.status());
-    if (!answer.ok()) {
-      self->context_.metrics.pull_ask_failures.Add();
-    } else if (answer->generation() > self->request_.keyspace->generation.load()) {
-      self->context_.heard_of_newer(peer->id());
+                     then = std::move(then)](const Response& response) {
+    peer->breaker().Note(response.status());
+    if (!response.ok()) {
+      self->context_.metrics.pull_acquire_failures.Add();
+    } else if (response->generation() > self->request_.keyspace->generation.load()) {
+      self->context_.newer_generation(peer->id());
     }
-    then(answer);
+    then(response);
   };
-  peer->Acquire(question, request_.deadline, [take, question, steps = steps_](Answer answer) {
-    if (answer.ok() && !Fits(question, *answer)) {
-      answer = absl::InternalError("the answer does not fit the question");
+  peer->Acquire(request, request_.deadline, [take, request, steps = steps_](Response response) {
+    if (response.ok() && !Fits(request, *response)) {
+      response = absl::InternalError("the response does not fit the request");
     }
-    if (steps == nullptr) return take(answer);
-    const auto shared = std::make_shared<Answer>(std::move(answer));
+    if (steps == nullptr) return take(response);
+    const auto shared = std::make_shared<Response>(std::move(response));
     if (steps->Submit([take, shared] { take(*shared); })) return;
     take(absl::ResourceExhaustedError("cluster.pull_queue"));
   });
 }
 
-void HomeInquiry::Ask(const HomeQuestion& question) {
-  v1::PeerAcquireRequest wanted = QuestionFor(question.runs);
+void HomeInquiry::SendToHome(const HomeRequest& home) {
+  v1::PeerAcquireRequest wanted = RequestFor(home.runs);
   wanted.set_refer(!request_.everyone);
-  Send(question.peer, std::move(wanted),
-       [this, question](const Answer& answer) { Answered(question, answer); });
+  Send(home.peer, std::move(wanted),
+       [this, home](const Response& response) { TakeHomeResponse(home, response); });
 }
 
-void HomeInquiry::AskTrail(const TrailQuestion& question) {
+void HomeInquiry::SendTrail(const TrailRequest& trail_request) {
   std::vector<size_t> runs;
-  for (const ReferralTrail& trail : question.trails) runs.push_back(trail.run);
-  v1::PeerAcquireRequest wanted = QuestionFor(runs);
-  for (size_t i = 0; question.to == TrailQuestion::To::kHome && i < runs.size(); ++i) {
-    AddShortfalls(question.trails[i], i, wanted);
+  for (const ReferralTrail& trail : trail_request.trails) runs.push_back(trail.run);
+  v1::PeerAcquireRequest wanted = RequestFor(runs);
+  for (size_t i = 0; trail_request.to == TrailRequest::To::kHome && i < runs.size(); ++i) {
+    AddShortfalls(trail_request.trails[i], i, &wanted);
   }
-  Send(question.peer, std::move(wanted),
-       [this, question](const Answer& answer) { AnsweredTrail(question, answer); });
+  Send(trail_request.peer, std::move(wanted), [this, trail_request](const Response& response) {
+    TakeTrailResponse(trail_request, response);
+  });
 }
 
-void HomeInquiry::Answered(const HomeQuestion& question, const Answer& answer) {
+void HomeInquiry::TakeHomeResponse(const HomeRequest& home, const Response& response) {
   std::vector<ReferralTrail> trails;
   {
     MutexLock lock(&mutex_);
-    NoteAnswer(question.peer, question.runs, answer);
-    if (answer.ok() && !request_.everyone) {
+    NoteResponse(home.peer, home.runs, response);
+    if (response.ok() && !request_.everyone) {
       std::vector<size_t> pages;
-      for (const size_t run : question.runs) pages.push_back(runs_[run].pages.size());
-      trails = TrailsOf(question, *answer, pages);
+      for (const size_t run : home.runs) pages.push_back(runs_[run].pages.size());
+      trails = TrailsOf(home, *response, pages);
     }
-    for (const size_t run : question.runs) --runs_[run].unanswered;
-    for (const ReferralTrail& trail : trails) ++runs_[trail.run].unanswered;
+    for (const size_t run : home.runs) --runs_[run].outstanding;
+    for (const ReferralTrail& trail : trails) ++runs_[trail.run].outstanding;
   }
   context_.metrics.referred_runs.Add(trails.size());
-  Follow(question.runs, std::move(trails));
+  Follow(home.runs, std::move(trails));
 }
 
-void HomeInquiry::AnsweredTrail(const TrailQuestion& question, const Answer& answer) {
+void HomeInquiry::TakeTrailResponse(const TrailRequest& trail_request, const Response& response) {
   std::vector<size_t> runs;
-  for (const ReferralTrail& trail : question.trails) runs.push_back(trail.run);
+  for (const ReferralTrail& trail : trail_request.trails) runs.push_back(trail.run);
   std::vector<ReferralTrail> trails;
   std::vector<ReferralTrail> ended;
   {
     MutexLock lock(&mutex_);
-    NoteAnswer(question.peer, runs, answer);
+    NoteResponse(trail_request.peer, runs, response);
     for (size_t i = 0; i < runs.size(); ++i) {
-      ReferralTrail trail = question.trails[i];
-      const size_t hits = answer.ok() ? answer->hit_pages(static_cast<int>(i)) : 0;
-      if (question.to == TrailQuestion::To::kHome) {
-        --runs_[trail.run].unanswered;
+      ReferralTrail trail = trail_request.trails[i];
+      const size_t hits = response.ok() ? response->hit_pages(static_cast<int>(i)) : 0;
+      if (trail_request.to == TrailRequest::To::kHome) {
+        --runs_[trail.run].outstanding;
       } else if (hits >= trail.pages) {
         ended.push_back(std::move(trail));
       } else {
-        if (answer.ok()) trail.lacking.emplace_back(question.peer->id(), hits);
+        if (response.ok()) trail.lacking.emplace_back(trail_request.peer->id(), hits);
         trails.push_back(std::move(trail));
       }
     }
@@ -135,14 +136,14 @@ void HomeInquiry::AnsweredTrail(const TrailQuestion& question, const Answer& ans
   Follow(std::move(runs), std::move(trails));
 }
 
-void HomeInquiry::NoteAnswer(const std::shared_ptr<Peer>& peer, const std::vector<size_t>& runs,
-                             const Answer& answer) {
-  if (answer.ok()) NoteHits(peer, runs, *answer);
+void HomeInquiry::NoteResponse(const std::shared_ptr<Peer>& peer, const std::vector<size_t>& runs,
+                               const Response& response) {
+  if (response.ok()) NoteHits(peer, runs, *response);
   for (const size_t run : runs) {
-    if (absl::IsDeadlineExceeded(answer.status())) {
+    if (absl::IsDeadlineExceeded(response.status())) {
       runs_[run].reason = MissReason::kDeadline;
-    } else if (answer.ok() && answer->miss_reason() != v1::MISS_REASON_UNSPECIFIED) {
-      runs_[run].reason = ReasonFromProto(answer->miss_reason());
+    } else if (response.ok() && response->miss_reason() != v1::MISS_REASON_UNSPECIFIED) {
+      runs_[run].reason = ReasonFromProto(response->miss_reason());
     }
   }
 }
@@ -151,7 +152,7 @@ void HomeInquiry::EndTrail(const ReferralTrail& trail) {
   std::string keys;
   {
     MutexLock lock(&mutex_);
-    --runs_[trail.run].unanswered;
+    --runs_[trail.run].outstanding;
     keys = KeyBytes(request_.keys, runs_[trail.run].pages);
   }
   ReportShortfalls(context_, request_, trail, keys);
@@ -167,12 +168,12 @@ void HomeInquiry::Follow(std::vector<size_t> runs, std::vector<ReferralTrail> tr
       return true;
     });
   }
-  const std::vector<TrailQuestion> questions = NextQuestions(context_, std::move(trails), &ended);
+  const std::vector<TrailRequest> requests = NextRequests(context_, std::move(trails), &ended);
   for (const ReferralTrail& trail : ended) {
     EndTrail(trail);
     runs.push_back(trail.run);
   }
-  for (const TrailQuestion& question : questions) AskTrail(question);
+  for (const TrailRequest& request : requests) SendTrail(request);
   Progress(runs);
 }
 

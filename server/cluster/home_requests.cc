@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "server/cluster/home_questions.h"
+#include "server/cluster/home_requests.h"
 
 #include <algorithm>
 #include <map>
@@ -15,7 +15,7 @@ std::vector<RunSpan> RunsOf(const PullRequest& request) {
     const size_t within = (request.first_page + begin) % kRunPages;
     const size_t end = std::min(request.keys.size(), begin + kRunPages - within);
     const PageKey& key = within == 0 ? request.keys[begin] : request.run;
-    // Without the name of a run that begins before the request its homes cannot be asked for it.
+    // Without the name of a run that begins before the request its homes are unknown.
     if (key != PageKey{} || request.everyone) runs.push_back({key, begin, end});
     begin = end;
   }
@@ -37,26 +37,27 @@ std::vector<std::optional<Tier>> TiersHere(storage::TieredStore& store,
   return tiers;
 }
 
-std::vector<HomeQuestion> QuestionsFor(const PullContext& context, const std::vector<PageKey>& runs,
-                                       bool everyone) {
-  std::vector<HomeQuestion> questions;
+std::vector<HomeRequest> HomeRequestsFor(const PullContext& context,
+                                         const std::vector<PageKey>& runs, bool everyone) {
+  std::vector<HomeRequest> requests;
   std::map<std::string, size_t> by_node;
   const PeerTable::Peers all = everyone ? context.peers.All() : PeerTable::Peers();
   for (size_t index = 0; index < runs.size(); ++index) {
-    for (const auto& peer : everyone ? all : context.peers.HomesToAsk(runs[index])) {
-      const auto [entry, is_new] = by_node.try_emplace(peer->id(), questions.size());
+    for (const auto& peer : everyone ? all : context.peers.HomesToQuery(runs[index])) {
+      const auto [entry, is_new] = by_node.try_emplace(peer->id(), requests.size());
       if (is_new) {
         // A node whose breaker is open stays listed without runs, so that it is skipped for all.
         const bool allowed = peer->breaker().Allow();
         if (!allowed) context.metrics.breaker_skips.Add();
-        questions.push_back({allowed ? peer : nullptr, {}});
+        requests.push_back({allowed ? peer : nullptr, {}});
       }
-      HomeQuestion& question = questions[entry->second];
-      if (question.peer != nullptr) question.runs.push_back(index);
+      HomeRequest& home_request = requests[entry->second];
+      if (home_request.peer != nullptr) home_request.runs.push_back(index);
     }
   }
-  std::erase_if(questions, [](const HomeQuestion& question) { return question.peer == nullptr; });
-  return questions;
+  std::erase_if(requests,
+                [](const HomeRequest& home_request) { return home_request.peer == nullptr; });
+  return requests;
 }
 
 std::optional<HolderDirectory::Referral> OwnReferral(const PullContext& context,
@@ -68,13 +69,13 @@ std::optional<HolderDirectory::Referral> OwnReferral(const PullContext& context,
   }
   std::vector<PageKey> keys;
   for (const size_t page : pages) keys.push_back(request.keys[page]);
-  HolderDirectory::Question question;
-  question.keyspace = request.keyspace->id;
-  question.generation = request.keyspace->generation.load();
-  question.range = request.range;
-  question.keys = keys;
-  question.counted = counted;
-  return context.holders->Refer(question);
+  HolderDirectory::Query query;
+  query.keyspace = request.keyspace->id;
+  query.generation = request.keyspace->generation.load();
+  query.range = request.range;
+  query.keys = keys;
+  query.counted = counted;
+  return context.holders->Refer(query);
 }
 
 v1::PeerAcquireRequest MakePeerAcquire(const PullRequest& request, std::vector<std::string> runs) {
@@ -89,15 +90,15 @@ v1::PeerAcquireRequest MakePeerAcquire(const PullRequest& request, std::vector<s
   return wanted;
 }
 
-bool Fits(const v1::PeerAcquireRequest& question, const v1::PeerAcquireResponse& answer) {
-  if (answer.hit_pages_size() != question.runs_size()) return false;
+bool Fits(const v1::PeerAcquireRequest& request, const v1::PeerAcquireResponse& response) {
+  if (response.hit_pages_size() != request.runs_size()) return false;
   size_t pages = 0;
-  for (int i = 0; i < answer.hit_pages_size(); ++i) {
-    if (answer.hit_pages(i) > question.runs(i).size() / sizeof(PageKey)) return false;
-    pages += answer.hit_pages(i);
+  for (int i = 0; i < response.hit_pages_size(); ++i) {
+    if (response.hit_pages(i) > request.runs(i).size() / sizeof(PageKey)) return false;
+    pages += response.hit_pages(i);
   }
-  return pages == static_cast<size_t>(answer.tile_bytes_size()) &&
-         (pages == 0 || answer.session().size() == sizeof(transport::SessionToken));
+  return pages == static_cast<size_t>(response.tile_bytes_size()) &&
+         (pages == 0 || response.session().size() == sizeof(transport::SessionToken));
 }
 
 std::string KeyBytes(const std::vector<PageKey>& keys, const std::vector<size_t>& pages) {

@@ -10,8 +10,8 @@
 
 #include "server/cluster/remote_reader.h"
 
-// The common part of requests for pages of other nodes: the runs that they touch, the nodes that
-// they ask, and the call that asks. server/cluster/pull_operation.h, find_operation.h.
+// The common part of requests for pages of other nodes (pull_operation.h, find_operation.h): the
+// runs that they touch, the nodes that they are sent to, and the message that is sent.
 namespace crumb::server {
 
 // The runs of a request's pages: where each begins among the keys, and the page it is named by.
@@ -26,29 +26,31 @@ std::vector<RunSpan> RunsOf(const PullRequest& request);
 // as their home.
 std::vector<std::optional<Tier>> TiersHere(storage::TieredStore& store, const PullRequest& request);
 
-// One node, and the runs that it is asked for.
-struct HomeQuestion {
+// One request to a home: the node, and the runs that are requested of it.
+struct HomeRequest {
   std::shared_ptr<Peer> peer;
-  std::vector<size_t> runs;  // indices
+  std::vector<size_t> runs;  // indices into the operation's runs
 };
 
-// One question for each home of `runs`, in either view, or for every node; but for nodes whose
-// breaker is open.
-std::vector<HomeQuestion> QuestionsFor(const PullContext& context, const std::vector<PageKey>& runs,
-                                       bool everyone);
+// Returns one request for each home of `runs`, in either view, or for every node of the cluster if
+// `everyone` is set. Nodes whose breaker is open are left out.
+std::vector<HomeRequest> HomeRequestsFor(const PullContext& context,
+                                         const std::vector<PageKey>& runs, bool everyone);
 
-// Returns whom this node, as a home of the run, would refer itself to for `pages` of the request.
-// `counted`: they are to be read there. None: it is not the home, or knows no holder.
+// Returns the referral for `pages` of the request that this node, as a home of the run, would give
+// to another node. `counted`: the pages are to be read there. None: this node is not a home of the
+// run, or its directory has no holder.
 std::optional<HolderDirectory::Referral> OwnReferral(const PullContext& context,
                                                      const PullRequest& request, const PageKey& run,
                                                      const std::vector<size_t>& pages,
                                                      bool counted);
 
-// The call that asks for the keys of `runs`, each 32-byte keys one after the other.
+// Returns the message that requests the keys of `runs`, each 32-byte keys one after the other.
 v1::PeerAcquireRequest MakePeerAcquire(const PullRequest& request, std::vector<std::string> runs);
 
-// Whether the answer can be one to the question; else it is treated as none at all.
-bool Fits(const v1::PeerAcquireRequest& question, const v1::PeerAcquireResponse& answer);
+// Returns whether the response has the sizes that the request implies. A response that does not is
+// treated as a failed call.
+bool Fits(const v1::PeerAcquireRequest& request, const v1::PeerAcquireResponse& response);
 
 // The bytes of keys[i] for i in `pages`.
 std::string KeyBytes(const std::vector<PageKey>& keys, const std::vector<size_t>& pages);

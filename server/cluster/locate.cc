@@ -9,7 +9,8 @@
 namespace crumb::server {
 namespace {
 
-constexpr auto kAskDeadline = std::chrono::seconds(1);
+// Nodes without a response after this time are listed as silent: an operator waits for the result.
+constexpr auto kRequestDeadline = std::chrono::seconds(1);
 
 std::shared_ptr<Keyspace> KeyspaceOf(const LocateContext& context,
                                      const v1::LocatePageRequest& request, const PageKey& key) {
@@ -23,16 +24,16 @@ std::shared_ptr<Keyspace> KeyspaceOf(const LocateContext& context,
   return nullptr;
 }
 
-// Answers of all nodes, as they come.
-struct Asking {
+// The responses of all nodes, as they come.
+struct Locating {
   Mutex mutex;
   size_t open ABSL_GUARDED_BY(mutex) = 0;
   v1::LocatePageResponse* response = nullptr;
   std::function<void(absl::Status)> done;
 };
 
-void AskAll(const LocateContext& context, const Keyspace& keyspace, const PageKey& key,
-            v1::LocatePageResponse* response, std::function<void(absl::Status)> done) {
+void RequestFromAll(const LocateContext& context, const Keyspace& keyspace, const PageKey& key,
+                    v1::LocatePageResponse* response, std::function<void(absl::Status)> done) {
   const PeerTable::Peers peers = context.peers.All();
   if (peers.empty()) return done(absl::OkStatus());
   v1::PeerAcquireRequest request;
@@ -41,27 +42,27 @@ void AskAll(const LocateContext& context, const Keyspace& keyspace, const PageKe
   request.mutable_range()->set_layer_end(keyspace.geometry.layers);
   request.mutable_range()->set_head_end(keyspace.geometry.kv_heads);
   request.add_runs(std::string(key.view()));
-  auto asking = std::make_shared<Asking>();
-  asking->response = response;
-  asking->done = std::move(done);
+  auto locating = std::make_shared<Locating>();
+  locating->response = response;
+  locating->done = std::move(done);
   {
-    MutexLock lock(&asking->mutex);
-    asking->open = peers.size();
+    MutexLock lock(&locating->mutex);
+    locating->open = peers.size();
   }
-  const TimePoint deadline = context.clock.Now() + kAskDeadline;
+  const TimePoint deadline = context.clock.Now() + kRequestDeadline;
   for (const auto& peer : peers) {
     peer->Acquire(request, deadline,
-                  [asking, peer](const absl::StatusOr<v1::PeerAcquireResponse>& answer) {
+                  [locating, peer](const absl::StatusOr<v1::PeerAcquireResponse>& reply) {
                     {
-                      MutexLock lock(&asking->mutex);
-                      if (!answer.ok()) {
-                        asking->response->add_silent(peer->id());
-                      } else if (answer->hit_pages_size() > 0 && answer->hit_pages(0) > 0) {
-                        asking->response->add_holders(peer->id());
+                      MutexLock lock(&locating->mutex);
+                      if (!reply.ok()) {
+                        locating->response->add_silent(peer->id());
+                      } else if (reply->hit_pages_size() > 0 && reply->hit_pages(0) > 0) {
+                        locating->response->add_holders(peer->id());
                       }
-                      if (--asking->open > 0) return;
+                      if (--locating->open > 0) return;
                     }
-                    asking->done(absl::OkStatus());
+                    locating->done(absl::OkStatus());
                   });
   }
 }
@@ -97,7 +98,7 @@ void LocatePage(const LocateContext& context, const v1::LocatePageRequest& reque
     for (const std::string& id : homes.previous) response->add_previous_homes(id);
   }
   if (context.store.ParentOf(keyspace->id, *key)) response->add_holders(context.self);
-  AskAll(context, *keyspace, *key, response, std::move(done));
+  RequestFromAll(context, *keyspace, *key, response, std::move(done));
 }
 
 }  // namespace crumb::server

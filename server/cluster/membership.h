@@ -18,10 +18,10 @@
 
 namespace crumb::server {
 
-// Tells nodes of each other. Thread-safe.
+// Finds the other nodes of the cluster and exchanges keyspace records with them. Thread-safe.
 class Membership {
  public:
-  // The nodes that are alive, this one left out, as far as is known now.
+  // The nodes that are alive as far as this node knows, itself left out.
   struct Nodes {
     uint64_t epoch = 0;
     std::vector<v1::NodeRecord> nodes;
@@ -29,18 +29,19 @@ class Membership {
   };
   using Keyspaces = std::vector<v1::KeyspaceEntry>;
 
-  // How it stands with etcd; a static list has none.
+  // The state of the connection to etcd; kNone for a static list of nodes.
   enum class State : uint8_t {
     kNone,
     kOk,
-    kSilent,   // does not answer in time
-    kFull,     // its space is used up, or it is at a bound
-    kRefused,  // answers that this node may not, or cannot, take part
+    kSilent,   // etcd does not respond in time
+    kFull,     // etcd's space is used up, or it is at a bound
+    kRefused,  // etcd refuses this node's records: no permission, or the id is another node's
   };
   struct Health {
     State state = State::kNone;
-    std::string trouble;       // what is wrong and what comes of it; empty: nothing
-    size_t unheard_nodes = 0;  // nodes that answer, but whose records this node could not take over
+    std::string trouble;  // the fault and its effect; empty: there is none
+    size_t unsynced_nodes =
+        0;  // nodes that respond, but whose records this node could not take over
   };
   // Records of this node's keyspaces in the order of their changes.
   struct OwnPage {
@@ -52,7 +53,7 @@ class Membership {
   struct Events {
     // The nodes changed.
     std::function<void(Nodes)> nodes;
-    // Takes over what others know of keyspaces. Not OK: some of it is not in force here.
+    // Takes over other nodes' records of keyspaces. Not OK: some of them are not in force here.
     std::function<absl::Status(const Keyspaces&)> keyspaces;
     // The number of the latest change of this node's own records.
     std::function<uint64_t()> own_version;
@@ -60,23 +61,23 @@ class Membership {
     std::function<OwnPage(uint64_t after)> own_page;
     // Sends records to every other node directly, in the background. `failed` is called for each
     // node that did not take them over.
-    std::function<void(Keyspaces, std::function<void()> failed)> tell_peers;
-    // Sets which pages are withheld, because drops may not have been heard of.
+    std::function<void(Keyspaces, std::function<void()> failed)> send_to_peers;
+    // Sets which pages are withheld because drops of other nodes may not have been received.
     std::function<void(Withholding)> withhold;
   };
 
   virtual ~Membership() = default;
 
-  // This node's record, to be told to others.
+  // Sets this node's record, which other nodes receive.
   virtual void Publish(const v1::NodeRecord& self) = 0;
   // This node's records of keyspaces have changed, and others need them soon.
   virtual void KeyspacesChanged() = 0;
-  // A node knows more of a keyspace than this one: ask soon.
-  virtual void AskKeyspaces() = 0;
+  // Another node has newer records of a keyspace: requests them soon.
+  virtual void RequestKeyspaces() = 0;
   // Takes over all records of others from the first one on: some were left out before.
   virtual void RereadKeyspaces() {}
-  // Waits until others were heard of once, and this node was told of where it can be, for at most
-  // `most`. False: no node's records were heard of.
+  // Waits for at most `most` until the records of other nodes were taken over once and this node's
+  // record was published or refused. False: no node's records were received.
   virtual bool WaitSynced(Duration most) = 0;
   virtual Health health() const { return {}; }
   // Leaves, and joins the threads. Idempotent.

@@ -22,11 +22,11 @@ absl::Status CheckNode(const v1::NodeRecord& self, const v1::NodeRecord& other) 
                     who));
   }
   if (other.wire_max() < self.wire_min() || other.wire_min() > self.wire_max()) {
-    return absl::FailedPreconditionError(
-        fmt::format("{} (version {}) speaks wire versions {} to {}, this node {} to {}: upgrade in "
-                    "steps that have one in common",
-                    who, other.version(), other.wire_min(), other.wire_max(), self.wire_min(),
-                    self.wire_max()));
+    return absl::FailedPreconditionError(fmt::format(
+        "{} (version {}) supports wire versions {} to {}, this node {} to {}: upgrade in "
+        "steps that have one in common",
+        who, other.version(), other.wire_min(), other.wire_max(), self.wire_min(),
+        self.wire_max()));
   }
   if (other.layout_id() != self.layout_id()) {
     return absl::FailedPreconditionError(

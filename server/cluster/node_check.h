@@ -11,7 +11,7 @@
 namespace crumb::server {
 
 // kFailedPrecondition, saying why and what to do, when the two nodes cannot work together: another
-// cluster, no wire version that both speak, other page tiles, one id for two nodes.
+// cluster, no wire version in common, other page tiles, one id for two nodes.
 absl::Status CheckNode(const v1::NodeRecord& self, const v1::NodeRecord& other);
 
 // Leaves those out that cannot work with `self`, and of two with one id the later one. Each of them

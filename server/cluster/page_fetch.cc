@@ -87,8 +87,8 @@ class Fetching : public std::enable_shared_from_this<Fetching> {
     request.memory = slots_;
     if (request.pages.empty()) return;
     fetch_.from->Fetch(
-        std::move(request), [self = shared_from_this()](transport::FetchAnswer answer) {
-          auto shared = std::make_shared<transport::FetchAnswer>(std::move(answer));
+        std::move(request), [self = shared_from_this()](transport::FetchAnswer response) {
+          auto shared = std::make_shared<transport::FetchAnswer>(std::move(response));
           const bool queued = self->context_.steps.Submit([self, shared] { self->Land(*shared); });
           if (!queued) self->FailAll(MissReason::kBusy);
         });
@@ -118,17 +118,17 @@ class Fetching : public std::enable_shared_from_this<Fetching> {
     for (const size_t page : fetched_) settled_(fetch_.names[page], reason);
   }
 
-  void Land(const transport::FetchAnswer& answer) {
-    if (!answer.detail.ok()) {
+  void Land(const transport::FetchAnswer& response) {
+    if (!response.detail.ok()) {
       LogWarningLimited("fetching {} pages from node {}: {}", fetched_.size(), fetch_.from->id(),
-                        answer.detail.ToString());
+                        response.detail.ToString());
     }
-    NoteBreaker(answer);
+    NoteBreaker(response);
     for (size_t i = 0; i < fetched_.size(); ++i) {
       MissReason reason = MissReason::kAbsent;
-      if (i < answer.pages.size()) {
-        reason = ReasonOf(answer.pages[i].status);
-        if (reason == MissReason::kNone) reason = Publish(fetched_[i], i, answer.pages[i]);
+      if (i < response.pages.size()) {
+        reason = ReasonOf(response.pages[i].status);
+        if (reason == MissReason::kNone) reason = Publish(fetched_[i], i, response.pages[i]);
       }
       if (reason != MissReason::kNone) context_.metrics.pull_failed_pages.Add();
       if (reason == MissReason::kCorrupt) context_.metrics.pull_corrupt_pages.Add();
@@ -139,19 +139,19 @@ class Fetching : public std::enable_shared_from_this<Fetching> {
   // A miss that the peer reports is no failure, nor are pages that come late behind others that
   // came in time: the deadline is too short for all. Silence is a failure, and so is a connection
   // that breaks.
-  void NoteBreaker(const transport::FetchAnswer& answer) {
+  void NoteBreaker(const transport::FetchAnswer& response) {
     const auto ended = [&](PageStatus status) {
-      return std::count_if(answer.pages.begin(), answer.pages.end(),
+      return std::count_if(response.pages.begin(), response.pages.end(),
                            [&](const auto& page) { return page.status == status; });
     };
     const auto late = static_cast<size_t>(ended(PageStatus::kDeadline));
-    const bool silent = ended(PageStatus::kUnavailable) > 0 || late == answer.pages.size();
+    const bool silent = ended(PageStatus::kUnavailable) > 0 || late == response.pages.size();
     Breaker& breaker = fetch_.from->breaker();
     silent ? breaker.Fail(Breaker::Of::kBytes) : breaker.Succeed(Breaker::Of::kBytes);
   }
 
-  MissReason Publish(size_t page, size_t slot, const transport::PageAnswer& answer) {
-    const absl::StatusOr<FragmentHeader> header = JoinHeaders(answer.fragments, fetch_.range);
+  MissReason Publish(size_t page, size_t slot, const transport::PageAnswer& response) {
+    const absl::StatusOr<FragmentHeader> header = JoinHeaders(response.fragments, fetch_.range);
     if (!header.ok() || header->key != fetch_.keys[page] ||
         !fetch_.keyspace->CheckHeader(*header).ok()) {
       return MissReason::kCorrupt;

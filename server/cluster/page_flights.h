@@ -13,8 +13,8 @@
 
 namespace crumb::server {
 
-// Pages that are on their way here, so that each is fetched once however many ask for it at a time.
-// Thread-safe.
+// Pages that are on their way here, so that each is fetched once however many requests wait for
+// it. Thread-safe.
 class PageFlights {
  public:
   using Landed = std::function<void(bool arrived)>;

@@ -65,15 +65,15 @@ class Walk : public std::enable_shared_from_this<Walk> {
         metrics_(metrics),
         held_(std::make_shared<HeldLeases>(store)) {
     held_->budget = std::move(budget);
-    answer_.pages.resize(request_.pages.size());
+    response_.pages.resize(request_.pages.size());
   }
 
-  // Goes on until the store does not answer at once or the pages are through.
+  // Goes on until the store does not call back at once, or all pages are done.
   void Go() {
     while (next_ < request_.pages.size()) {
       {
         MutexLock lock(&mutex_);
-        answered_ = false;
+        responded_ = false;
         left_ = false;
       }
       store_.Acquire(Stretch(),
@@ -82,19 +82,19 @@ class Walk : public std::enable_shared_from_this<Walk> {
                        bool resume = false;
                        {
                          MutexLock lock(&self->mutex_);
-                         self->answered_ = true;
+                         self->responded_ = true;
                          resume = self->left_;
                        }
                        if (resume) self->Go();
                      });
       MutexLock lock(&mutex_);
-      if (!answered_) {
+      if (!responded_) {
         left_ = true;
         return;
       }
     }
-    answer_.lease = std::move(held_);
-    reply_(std::move(answer_));
+    response_.lease = std::move(held_);
+    reply_(std::move(response_));
   }
 
  private:
@@ -114,7 +114,7 @@ class Walk : public std::enable_shared_from_this<Walk> {
   void Take(absl::StatusOr<storage::AcquireResult> result) {
     if (!result.ok()) {
       for (; next_ < request_.pages.size(); ++next_) {
-        answer_.pages[next_].status = PageStatus::kUnavailable;
+        response_.pages[next_].status = PageStatus::kUnavailable;
       }
       return;
     }
@@ -122,7 +122,7 @@ class Walk : public std::enable_shared_from_this<Walk> {
     for (const storage::FragmentRef& fragment : result->fragments) {
       const auto bytes = store_.Bytes(fragment);
       const FragmentShape shape = ShapeOfHeader(bytes.subspan(fragment.tiles_bytes));
-      transport::SourcePage& page = answer_.pages[next_ + fragment.page];
+      transport::SourcePage& page = response_.pages[next_ + fragment.page];
       page.status = PageStatus::kHit;
       page.fragments.push_back({bytes, shape.range, shape.tile_bytes});
     }
@@ -134,7 +134,7 @@ class Walk : public std::enable_shared_from_this<Walk> {
       stretch_max_ *= 2;
     }
     if (next_ < request_.pages.size() && result->miss_reason != MissReason::kNone) {
-      answer_.pages[next_++].status = StatusOf(result->miss_reason);
+      response_.pages[next_++].status = StatusOf(result->miss_reason);
     }
   }
 
@@ -144,12 +144,12 @@ class Walk : public std::enable_shared_from_this<Walk> {
   ClusterMetrics& metrics_;
   // Only one thread at a time goes on.
   std::shared_ptr<HeldLeases> held_;
-  transport::SourceAnswer answer_;
+  transport::SourceAnswer response_;
   size_t next_ = 0;
   size_t stretch_max_ = SIZE_MAX;
 
   Mutex mutex_;
-  bool answered_ ABSL_GUARDED_BY(mutex_) = false;
+  bool responded_ ABSL_GUARDED_BY(mutex_) = false;
   bool left_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
@@ -157,10 +157,10 @@ class Walk : public std::enable_shared_from_this<Walk> {
 
 void PageSource::Acquire(transport::SourceRequest request, Reply reply) {
   const auto refuse = [&](PageStatus status) {
-    transport::SourceAnswer answer;
-    answer.pages.resize(request.pages.size());
-    for (transport::SourcePage& page : answer.pages) page.status = status;
-    reply(std::move(answer));
+    transport::SourceAnswer response;
+    response.pages.resize(request.pages.size());
+    for (transport::SourcePage& page : response.pages) page.status = status;
+    reply(std::move(response));
   };
   const auto keyspace = keyspaces_.Find(request.keyspace);
   const std::optional<std::string> node = sessions_.ReaderOf(request.session, request.keyspace);
@@ -173,7 +173,7 @@ void PageSource::Acquire(transport::SourceRequest request, Reply reply) {
     return refuse(PageStatus::kRefused);
   }
   if (keyspace->generation.load() > request.generation) return refuse(PageStatus::kStale);
-  if (keyspace->unheard()) return refuse(PageStatus::kStale);
+  if (keyspace->unsynced()) return refuse(PageStatus::kStale);
   if (keyspace->quality_off()) return refuse(PageStatus::kAbsent);
   std::shared_ptr<const PartyBudget::Hold> budget = reads_.Take(*node, 1);
   if (budget == nullptr) {

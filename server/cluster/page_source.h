@@ -12,8 +12,8 @@
 namespace crumb::server {
 
 // Serves pages to other nodes, over every transport: checks the session, then leases in the store
-// what is asked for, until it is sent. A request counts against its node's budget until its answer
-// was sent or dropped, whatever became of the call or connection that it came by. Thread-safe.
+// the requested pages until they are sent. A request counts against its node's budget until its
+// response was sent or dropped, even if its call or connection ends before. Thread-safe.
 class PageSource final : public transport::FragmentSource {
  public:
   // The references must outlive this and every reply.

@@ -24,7 +24,7 @@ TimePoint WaitUntil(const PeerCallContext& context, uint32_t wait_ms, TimePoint 
   return std::min(context.clock.Now() + wait, deadline);
 }
 
-// One PeerAcquire until every run is answered.
+// One PeerAcquire, until the store has called back for every run.
 class PeerAcquisition : public std::enable_shared_from_this<PeerAcquisition> {
  public:
   PeerAcquisition(const PeerCallContext& context, std::string node, size_t runs,
@@ -57,11 +57,11 @@ class PeerAcquisition : public std::enable_shared_from_this<PeerAcquisition> {
       if (result.ok()) results_[run] = *std::move(result);
       if (--open_ > 0) return;
     }
-    Answer();
+    Respond();
   }
 
   // The last reference ends the call, so that no other thread is left.
-  void Answer() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+  void Respond() ABSL_NO_THREAD_SAFETY_ANALYSIS {
     std::vector<storage::LeaseId> leases;
     MissReason reason = MissReason::kNone;
     size_t pages = 0;
@@ -96,17 +96,17 @@ class PeerAcquisition : public std::enable_shared_from_this<PeerAcquisition> {
 };
 
 // Nothing is known or may be served: no run has a hit.
-void AnswerMisses(const v1::PeerAcquireRequest& request, v1::MissReason reason,
-                  v1::PeerAcquireResponse* response) {
+void RespondMisses(const v1::PeerAcquireRequest& request, v1::MissReason reason,
+                   v1::PeerAcquireResponse* response) {
   for (int i = 0; i < request.runs_size(); ++i) response->add_hit_pages(0);
   response->set_miss_reason(reason);
 }
 
 // Without leases and without moving a byte.
-void AnswerFromLookup(const PeerCallContext& context,
-                      const std::vector<storage::AcquireRequest>& runs,
-                      const std::vector<bool>& referred, uint32_t tile_bytes,
-                      v1::PeerAcquireResponse* response) {
+void RespondFromLookup(const PeerCallContext& context,
+                       const std::vector<storage::AcquireRequest>& runs,
+                       const std::vector<bool>& referred, uint32_t tile_bytes,
+                       v1::PeerAcquireResponse* response) {
   MissReason reason = MissReason::kNone;
   for (size_t i = 0; i < runs.size(); ++i) {
     if (referred[i]) {
@@ -177,16 +177,16 @@ std::vector<bool> ReferRuns(const PeerCallContext& context, const v1::PeerAcquir
   std::vector<bool> referred(runs.size(), false);
   if (!request.refer()) return referred;
   for (size_t i = 0; i < runs.size(); ++i) {
-    HolderDirectory::Question question;
-    question.asker = request.caller().node();
-    question.keyspace = runs[i].keyspace;
-    question.generation = runs[i].generation;
-    question.range = runs[i].range;
-    question.keys = runs[i].keys;
-    question.counted = request.lease();
-    if (!context.holders.Knows(question)) continue;
-    question.own_pages = context.store.Lookup(runs[i]).hit_pages;
-    std::optional<HolderDirectory::Referral> referral = context.holders.Refer(question);
+    HolderDirectory::Query query;
+    query.requester = request.caller().node();
+    query.keyspace = runs[i].keyspace;
+    query.generation = runs[i].generation;
+    query.range = runs[i].range;
+    query.keys = runs[i].keys;
+    query.counted = request.lease();
+    if (!context.holders.Knows(query)) continue;
+    query.own_pages = context.store.Lookup(runs[i]).hit_pages;
+    std::optional<HolderDirectory::Referral> referral = context.holders.Refer(query);
     if (!referral) continue;
     referred[i] = true;
     context.metrics.referrals_given.Add();
@@ -212,7 +212,7 @@ absl::Status CheckCaller(const PeerCallContext& context, const v1::PeerCaller& c
   }
   if (caller.wire_version() < self.wire_min() || caller.wire_version() > self.wire_max()) {
     return absl::FailedPreconditionError(
-        fmt::format("the call has wire version {}, this node speaks {} to {}",
+        fmt::format("the call has wire version {}, this node supports {} to {}",
                     caller.wire_version(), self.wire_min(), self.wire_max()));
   }
   return absl::OkStatus();
@@ -227,7 +227,7 @@ void PeerAcquire(const PeerCallContext& context, const v1::PeerAcquireRequest& r
                  TimePoint deadline, v1::PeerAcquireResponse* response, PeerDone done) {
   const absl::Status caller = CheckCaller(context, request.caller());
   if (!caller.ok()) return done(caller);
-  context.metrics.served_asks.Add();
+  context.metrics.served_acquires.Add();
   if (static_cast<size_t>(request.runs_size()) > context.keys_max) {
     return done(absl::InvalidArgumentError(fmt::format("more than {} runs", context.keys_max)));
   }
@@ -235,20 +235,20 @@ void PeerAcquire(const PeerCallContext& context, const v1::PeerAcquireRequest& r
   if (!id.ok()) return done(id.status());
   const auto keyspace = context.keyspaces.Find(*id);
   if (keyspace == nullptr) {
-    AnswerMisses(request, v1::MISS_REASON_ABSENT, response);
+    RespondMisses(request, v1::MISS_REASON_ABSENT, response);
     return done(absl::OkStatus());
   }
   response->set_generation(keyspace->generation.load());
   if (keyspace->generation.load() > request.generation()) {
-    AnswerMisses(request, v1::MISS_REASON_GENERATION, response);
+    RespondMisses(request, v1::MISS_REASON_GENERATION, response);
     return done(absl::OkStatus());
   }
-  if (keyspace->unheard()) {
-    AnswerMisses(request, v1::MISS_REASON_GENERATION, response);
+  if (keyspace->unsynced()) {
+    RespondMisses(request, v1::MISS_REASON_GENERATION, response);
     return done(absl::OkStatus());
   }
   if (keyspace->quality_off()) {
-    AnswerMisses(request, v1::MISS_REASON_QUALITY, response);
+    RespondMisses(request, v1::MISS_REASON_QUALITY, response);
     return done(absl::OkStatus());
   }
   const auto runs = RunsOf(context, *keyspace, request, deadline);
@@ -267,7 +267,7 @@ void PeerAcquire(const PeerCallContext& context, const v1::PeerAcquireRequest& r
     referred = ReferRuns(context, request, *runs, response);
   }
   if (!request.lease()) {
-    AnswerFromLookup(context, *runs, referred, keyspace->geometry.int2_tile_bytes(), response);
+    RespondFromLookup(context, *runs, referred, keyspace->geometry.int2_tile_bytes(), response);
     return done(absl::OkStatus());
   }
   std::make_shared<PeerAcquisition>(context, budget, runs->size(), response, std::move(done))

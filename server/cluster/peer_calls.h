@@ -36,9 +36,9 @@ struct PeerCallContext {
   PushPolicy push_policy;
   Duration push_deadline;
   size_t keys_max;
-  size_t record_page_bytes;  // of records in one PeerKeyspaces answer
+  size_t record_page_bytes;  // of records in one PeerKeyspaces response
   std::function<v1::NodeRecord()> self;
-  // Takes over what another node knows of keyspaces, on a thread that may block, then calls back
+  // Takes over another node's records of keyspaces, on a thread that may block, then calls back
   // with an error if some of it is not in force.
   std::function<void(std::vector<v1::KeyspaceEntry>, std::function<void(absl::Status)>)> merge;
   std::function<absl::Status()> drain;
@@ -50,7 +50,7 @@ using PeerDone = std::function<void(absl::Status)>;
 inline constexpr int kReleasesMax = 1024;
 
 // kFailedPrecondition: a caller with this node's id, or of a wire version that this node does not
-// speak. kInvalidArgument: no node's name.
+// support. kInvalidArgument: no node's name.
 absl::Status CheckCaller(const PeerCallContext& context, const v1::PeerCaller& caller);
 
 void PeerHello(const PeerCallContext& context, v1::PeerHelloResponse* response);

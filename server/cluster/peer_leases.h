@@ -13,8 +13,8 @@
 
 namespace crumb::server {
 
-// Leases that other nodes hold between asking for pages and fetching them. They keep pages in host
-// memory, no more: a fetch takes a lease of its own, so one that is over in the middle makes a
+// Leases that other nodes hold between PeerAcquire and the fetch. They only keep pages in host
+// memory: a fetch takes a lease of its own, so one that is over in the middle makes a
 // miss, not a wrong byte. That is why these, and only these, end by a clock. One node may have only
 // a part of them, so that it cannot keep the others from theirs. Thread-safe.
 class PeerLeases {

@@ -15,7 +15,7 @@ namespace crumb::server {
 namespace {
 
 // One part in so many of the time for fetching offered pages is left for the response.
-constexpr int kAnswerShare = 8;
+constexpr int kResponseFraction = 8;
 
 // An offer whose fields were checked.
 struct CheckedOffer {
@@ -102,7 +102,7 @@ absl::StatusOr<CheckedOffer> CheckOffer(const PeerCallContext& context,
   const TimePoint now = context.clock.Now();
   offered.deadline = std::min(now + context.push_deadline, deadline);
   // Pages that have come by then are reported in time.
-  if (offered.deadline > now) offered.deadline -= (offered.deadline - now) / kAnswerShare;
+  if (offered.deadline > now) offered.deadline -= (offered.deadline - now) / kResponseFraction;
   NoteHolder(context, request, offered, keys);
   const bool copies =
       request.leaving() || (context.push_policy == PushPolicy::kAlways && !request.note_only());

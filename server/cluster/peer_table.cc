@@ -54,7 +54,7 @@ std::vector<std::string> PeerTable::HomesToPush(const PageKey& run) const {
   return homes;
 }
 
-PeerTable::Peers PeerTable::HomesToAsk(const PageKey& run) const {
+PeerTable::Peers PeerTable::HomesToQuery(const PageKey& run) const {
   const Homes homes = HomesOfRun(run);
   std::vector<std::string> ids = homes.current;
   for (const std::string& id : homes.previous) {

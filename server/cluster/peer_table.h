@@ -31,7 +31,7 @@ class PeerTable {
   // Ids of the homes of a run in the newest view but this node, best first.
   std::vector<std::string> HomesToPush(const PageKey& run) const;
   // The homes in either view but this node; those of the newest view first.
-  Peers HomesToAsk(const PageKey& run) const;
+  Peers HomesToQuery(const PageKey& run) const;
 
   // Whether this node is a home of the run in either view.
   bool IsHome(const PageKey& run) const;

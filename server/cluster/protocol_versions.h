@@ -9,16 +9,16 @@
 
 namespace crumb::server {
 
-// Versions of crumb.v1.PeerService that this crumbd speaks.
+// The versions of crumb.v1.PeerService that this release of crumbd supports.
 inline constexpr uint32_t kWireMin = 1;
 inline constexpr uint32_t kWireMax = 1;
 
-// The protocol versions that a node speaks. Tests of upgrades use others than this release's.
-struct Spoken {
+// The protocol versions that a node supports. Tests of upgrades set others than this release's.
+struct ProtocolVersions {
   uint32_t wire_min = kWireMin;
   uint32_t wire_max = kWireMax;
   uint32_t layout_id = FragmentHeader().layout_id;  // of page tiles
-  transport::FrameVersions frames = {};             // of UCX; told in its hellos
+  transport::FrameVersions frames = {};             // of UCX; sent in its hellos
 };
 
 }  // namespace crumb::server

@@ -41,7 +41,7 @@ void PullOperation::ClaimPages() {
   const std::vector<std::optional<Tier>> here = TiersHere(context_.store, request_);
   std::vector<bool> placed(here.size(), false);
   for (const RunSpan& span : spans) {
-    AskedRun run;
+    RequestedRun run;
     run.key = span.key;
     for (size_t page = span.begin; page < span.end; ++page) {
       if (here[page]) continue;
@@ -72,12 +72,12 @@ void PullOperation::ClaimPages() {
   }
 }
 
-void PullOperation::Prepare(v1::PeerAcquireRequest* question) const {
-  question->set_lease(true);
+void PullOperation::Prepare(v1::PeerAcquireRequest* message) const {
+  message->set_lease(true);
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(request_.deadline -
                                                                           context_.clock.Now());
   // Half of the time is left for the bytes.
-  question->set_wait_ms(static_cast<uint32_t>(std::max<int64_t>(left.count() / 2, 0)));
+  message->set_wait_ms(static_cast<uint32_t>(std::max<int64_t>(left.count() / 2, 0)));
 }
 
 void PullOperation::Progress(const std::vector<size_t>& runs) {
@@ -98,22 +98,22 @@ void PullOperation::Progress(const std::vector<size_t>& runs) {
 }
 
 void PullOperation::NoteHits(const std::shared_ptr<Peer>& peer, const std::vector<size_t>& runs,
-                             const v1::PeerAcquireResponse& answer) {
-  const auto lease = std::make_shared<Lease>(peer, answer.lease());
+                             const v1::PeerAcquireResponse& response) {
+  const auto lease = std::make_shared<Lease>(peer, response.lease());
   transport::SessionToken session{};
-  if (answer.session().size() == session.size()) {
-    std::memcpy(session.data(), answer.session().data(), session.size());
+  if (response.session().size() == session.size()) {
+    std::memcpy(session.data(), response.session().data(), session.size());
   }
   int next = 0;
   for (size_t i = 0; i < runs.size(); ++i) {
     Source& source = sources_[runs[i]];
-    const auto hits = static_cast<int>(answer.hit_pages(static_cast<int>(i)));
+    const auto hits = static_cast<int>(response.hit_pages(static_cast<int>(i)));
     if (!source.fetching && static_cast<size_t>(hits) > source.tile_bytes.size()) {
       source.from = peer;
       source.lease = lease;
       source.session = session;
-      source.tile_bytes.assign(answer.tile_bytes().begin() + next,
-                               answer.tile_bytes().begin() + next + hits);
+      source.tile_bytes.assign(response.tile_bytes().begin() + next,
+                               response.tile_bytes().begin() + next + hits);
     }
     next += hits;
   }
@@ -125,10 +125,10 @@ std::vector<PageFetch> PullOperation::TakeFetches(const std::vector<size_t>& run
   const auto first_missing = static_cast<size_t>(
       std::find(states_.begin(), states_.end(), PageState::kMissing) - states_.begin());
   for (const size_t index : runs) {
-    const AskedRun& run = runs_[index];
+    const RequestedRun& run = runs_[index];
     Source& source = sources_[index];
     const bool complete = source.tile_bytes.size() == run.pages.size();
-    if (source.fetching || (!complete && run.unanswered > 0)) continue;
+    if (source.fetching || (!complete && run.outstanding > 0)) continue;
     source.fetching = true;
     const bool in_vain = !run.pages.empty() && run.pages.front() > first_missing;
     const size_t hits = in_vain ? 0 : source.tile_bytes.size();
@@ -176,7 +176,7 @@ void PullOperation::SettleLocked(size_t page, MissReason reason) {
   if (own_[page]) to_land_.push_back(page);
 }
 
-// Tells requests that wait for the same pages; outside the lock, since they lock themselves.
+// Notifies requests that wait for the same pages; outside the lock, since they lock themselves.
 void PullOperation::Land() {
   std::vector<std::pair<size_t, bool>> landed;
   {

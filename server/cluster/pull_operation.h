@@ -14,7 +14,7 @@
 namespace crumb::server {
 
 // One RemoteReader::Pull: leases the pages at other nodes and fetches a run as soon as a node has
-// all of it, or every home and every node that they referred to has answered; ends when the
+// all of it, or every home and every node that they referred to has responded; ends when the
 // prefix's end is known. Thread-safe.
 class PullOperation final : public HomeInquiry {
  public:
@@ -40,9 +40,9 @@ class PullOperation final : public HomeInquiry {
   };
 
   void ClaimPages();
-  void Prepare(v1::PeerAcquireRequest* question) const override;
+  void Prepare(v1::PeerAcquireRequest* message) const override;
   void NoteHits(const std::shared_ptr<Peer>& peer, const std::vector<size_t>& runs,
-                const v1::PeerAcquireResponse& answer) override
+                const v1::PeerAcquireResponse& response) override
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Not for runs that a node has all of by now, nor when the request is over.
   bool Wants(size_t run) const override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -66,7 +66,7 @@ class PullOperation final : public HomeInquiry {
   std::vector<PageState> states_ ABSL_GUARDED_BY(mutex_);
   std::vector<MissReason> reasons_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> own_ ABSL_GUARDED_BY(mutex_);
-  std::vector<size_t> to_land_ ABSL_GUARDED_BY(mutex_);  // settled, not told to others yet
+  std::vector<size_t> to_land_ ABSL_GUARDED_BY(mutex_);  // settled, not reported to others yet
   std::optional<storage::DeadlineTimer::Id> timer_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -33,7 +33,7 @@ PushDrop DropOf(v1::MissReason reason) {
 }
 
 PushDrop DropOf(const absl::Status& status) {
-  if (!IsAnswer(status)) return PushDrop::kSilent;
+  if (!IsResponse(status)) return PushDrop::kSilent;
   // kAborted: it knows this node or the keyspace only in a moment.
   const bool later = absl::IsResourceExhausted(status) || absl::IsAborted(status);
   return later ? PushDrop::kBusy : PushDrop::kRefused;
@@ -317,21 +317,21 @@ void Pusher::Send(const std::shared_ptr<Peer>& peer, std::vector<Item> batch,
   v1::PeerPushRequest request = RequestOf(batch, session);
   peer->Push(
       std::move(request), clock_.Now() + options_.deadline,
-      [this, peer, batch = std::move(batch)](const absl::StatusOr<v1::PeerPushResponse>& answer) {
-        Answered(*peer, batch, answer);
+      [this, peer, batch = std::move(batch)](const absl::StatusOr<v1::PeerPushResponse>& response) {
+        TakeResponse(*peer, batch, response);
       });
 }
 
 // On a thread of the peer's, inside Push when crumbd is stopping.
-void Pusher::Answered(Peer& peer, const std::vector<Item>& batch,
-                      const absl::StatusOr<v1::PeerPushResponse>& answer) {
-  peer.breaker().Note(answer.status());
-  if (answer.ok()) {
-    NoteTaken(peer.id(), batch, *answer);
+void Pusher::TakeResponse(Peer& peer, const std::vector<Item>& batch,
+                          const absl::StatusOr<v1::PeerPushResponse>& response) {
+  peer.breaker().Note(response.status());
+  if (response.ok()) {
+    NoteTaken(peer.id(), batch, *response);
   } else {
     LogDebug("offering {} pages to node {}: {}", batch.size(), peer.id(),
-             answer.status().ToString());
-    for (const Item& item : batch) Fail(peer.id(), item, DropOf(answer.status()));
+             response.status().ToString());
+    for (const Item& item : batch) Fail(peer.id(), item, DropOf(response.status()));
   }
   MutexLock lock(&mutex_);
   under_way_ -= batch.size();
@@ -343,22 +343,22 @@ void Pusher::Answered(Peer& peer, const std::vector<Item>& batch,
 }
 
 void Pusher::NoteTaken(const std::string& node, const std::vector<Item>& batch,
-                       const v1::PeerPushResponse& answer) {
-  const auto& pages = answer.failed_pages();
+                       const v1::PeerPushResponse& response) {
+  const auto& pages = response.failed_pages();
   const bool named =
-      static_cast<uint32_t>(pages.size()) == answer.failed() &&
-      answer.failed_reasons_size() == pages.size() &&
+      static_cast<uint32_t>(pages.size()) == response.failed() &&
+      response.failed_reasons_size() == pages.size() &&
       std::all_of(pages.begin(), pages.end(), [&](uint32_t page) { return page < batch.size(); });
   if (!named) {
     // The node does not say which ones; it will have the others the next time.
     for (const Item& item : batch) Fail(node, item, PushDrop::kBusy);
     return;
   }
-  metrics_.push_stored_pages.Add(answer.stored());
-  metrics_.push_known_pages.Add(answer.deduplicated());
-  metrics_.push_noted_pages.Add(answer.noted());
+  metrics_.push_stored_pages.Add(response.stored());
+  metrics_.push_known_pages.Add(response.deduplicated());
+  metrics_.push_noted_pages.Add(response.noted());
   for (int i = 0; i < pages.size(); ++i) {
-    Fail(node, batch[pages[i]], DropOf(answer.failed_reasons(i)));
+    Fail(node, batch[pages[i]], DropOf(response.failed_reasons(i)));
   }
 }
 

@@ -28,8 +28,8 @@ namespace crumb::server {
 // fit in the queue, is dropped and counted by its reason: the page is here, and a home that lacks
 // it costs a miss. Pages committed while no other node is in the view wait for one.
 //
-// Homes also hear of copies: pages that this node read from others, and pages that a home may not
-// know of since it is new. A home fetches nothing because of them; it refers other nodes to this
+// Copies are offered to homes, too: pages that this node read from others, and pages that the
+// directory of a new home may not list. A home fetches none of them; it refers other nodes to this
 // one. They take at most half of the queue, so that commits find room. Thread-safe.
 class Pusher {
  public:
@@ -52,7 +52,7 @@ class Pusher {
   // Queues a copy of a page that other nodes have, too; `run` is its run's first page, zeros if
   // that is to be found. False: dropped.
   bool OfferCopy(const FragmentHeader& header, const PageKey& run);
-  // Queues a fragment for one home that may not know that this node holds it. False: dropped.
+  // Queues a fragment for one home whose directory may not list it. False: dropped.
   bool OfferAgain(const std::string& home, const FragmentHeader& header, const PageKey& run);
   // A page that cannot be offered at all.
   void NoteDrop(PushDrop reason) { Drop(reason, 1); }
@@ -67,8 +67,8 @@ class Pusher {
   void WaitForRoom(TimePoint deadline);
   // The same for the half of the queue that copies may take. Returns whether there is room.
   bool WaitForRoomForCopies(TimePoint deadline);
-  // Pages queued, offered and not answered, or to be offered again; without those that wait for
-  // another node.
+  // Pages queued, offered without a response yet, or to be offered again; without those that wait
+  // for another node.
   size_t pending() const;
 
   // Drops what is queued and waits for offers under way. Idempotent.
@@ -121,10 +121,10 @@ class Pusher {
                                 const transport::SessionToken& session) const;
   void Send(const std::shared_ptr<Peer>& peer, std::vector<Item> batch,
             const transport::SessionToken& session);
-  void Answered(Peer& peer, const std::vector<Item>& batch,
-                const absl::StatusOr<v1::PeerPushResponse>& answer);
+  void TakeResponse(Peer& peer, const std::vector<Item>& batch,
+                    const absl::StatusOr<v1::PeerPushResponse>& response);
   void NoteTaken(const std::string& node, const std::vector<Item>& batch,
-                 const v1::PeerPushResponse& answer);
+                 const v1::PeerPushResponse& response);
   // An offer to `node` failed: again later, or not.
   void Fail(const std::string& node, const Item& item, PushDrop reason);
   void Drop(PushDrop reason, size_t pages);
@@ -150,7 +150,7 @@ class Pusher {
   std::map<std::string, Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);
   std::multimap<TimePoint, Retry> retries_ ABSL_GUARDED_BY(mutex_);  // by when they are due
   std::deque<Item> held_ ABSL_GUARDED_BY(mutex_);        // without another node in the view
-  std::set<std::string> ready_ ABSL_GUARDED_BY(mutex_);  // nodes that answered an offer
+  std::set<std::string> ready_ ABSL_GUARDED_BY(mutex_);  // nodes that responded to an offer
   size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;           // items of all nodes, and retries
   size_t under_way_ ABSL_GUARDED_BY(mutex_) = 0;         // pages offered
   size_t offers_ ABSL_GUARDED_BY(mutex_) = 0;            // calls

@@ -32,7 +32,7 @@ absl::Status RecordMerger::RemoveDeleted(const KeyspaceId& id, const KeyspaceCha
   if (changes.all_deleted) {
     parts_.store.ForEachPage(id, [&deleted](const PageKey& key, Tier) { deleted.push_back(key); });
     LogWarningLimited(
-        "keyspace {}: deletions were forgotten before this node heard of them: deleting "
+        "keyspace {}: deletions were forgotten before this node received them: deleting "
         "all its {} pages",
         id.ToHex(), deleted.size());
   }
@@ -50,7 +50,7 @@ absl::Status RecordMerger::RemoveDeleted(const KeyspaceId& id, const KeyspaceCha
 
 absl::Status RecordMerger::Refuse(const KeyspaceId& id, const absl::Status& why) {
   parts_.metrics.records_refused.Add();
-  LogWarningLimited("what another node knows of keyspace {} is left out: {}", id.ToHex(),
+  LogWarningLimited("another node's record of keyspace {} is left out: {}", id.ToHex(),
                     why.ToString());
   if (parts_.keyspaces.Find(id) != nullptr) return why;
   // This node has no page of a keyspace that it does not know.

@@ -15,14 +15,14 @@
 
 namespace crumb::server {
 
-// Brings what other nodes know of keyspaces into force here: in the registry, whose records are
+// Brings other nodes' records of keyspaces into force here: in the registry, whose records are
 // durable, and in the store.
 //
 // Invariant: a durable record never lists a deletion whose pages a restart could bring back.
 // A record is therefore merged in this order:
 //   1. the pages that it names as deleted are removed from the store, durably;
 //   2. the merged record is written; from here on the deletion is never named again;
-//   3. older generations are dropped from the store, and sessions hear of the change.
+//   3. older generations are dropped from the store, and sessions are notified of the change.
 // A crash or an error before 2 leaves the record as it was, so that the next exchange names the
 // deletion again. A crash between 2 and 3 leaves older pages on the SSD that are misses, because
 // the record has the higher generation.

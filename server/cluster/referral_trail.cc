@@ -8,20 +8,20 @@
 
 namespace crumb::server {
 
-std::vector<ReferralTrail> TrailsOf(const HomeQuestion& question,
-                                    const v1::PeerAcquireResponse& answer,
+std::vector<ReferralTrail> TrailsOf(const HomeRequest& home,
+                                    const v1::PeerAcquireResponse& response,
                                     const std::vector<size_t>& run_pages) {
   std::vector<ReferralTrail> trails;
   std::set<size_t> runs;
-  for (const v1::PeerReferral& referral : answer.referrals()) {
-    if (referral.run() >= question.runs.size()) continue;
-    const size_t run = question.runs[referral.run()];
-    if (answer.hit_pages(static_cast<int>(referral.run())) > 0) continue;
+  for (const v1::PeerReferral& referral : response.referrals()) {
+    if (referral.run() >= home.runs.size()) continue;
+    const size_t run = home.runs[referral.run()];
+    if (response.hit_pages(static_cast<int>(referral.run())) > 0) continue;
     if (referral.pages() == 0 || referral.pages() > run_pages[referral.run()]) continue;
     if (!runs.insert(run).second) continue;
     ReferralTrail trail;
     trail.run = run;
-    trail.home = question.peer;
+    trail.home = home.peer;
     trail.pages = referral.pages();
     const auto nodes =
         std::min(referral.nodes_size(), static_cast<int>(HolderDirectory::kReferralNodesMax));
@@ -33,7 +33,7 @@ std::vector<ReferralTrail> TrailsOf(const HomeQuestion& question,
 
 namespace {
 
-// Returns the next node to ask; null: the trail has come to its end.
+// Returns the next node that the trail leads to; null: the trail has come to its end.
 std::shared_ptr<Peer> TakeNext(const PullContext& context, ReferralTrail& trail) {
   while (!trail.nodes.empty()) {
     std::shared_ptr<Peer> peer = context.peers.Find(trail.nodes.front());
@@ -47,12 +47,12 @@ std::shared_ptr<Peer> TakeNext(const PullContext& context, ReferralTrail& trail)
 
 }  // namespace
 
-std::vector<TrailQuestion> NextQuestions(const PullContext& context,
-                                         std::vector<ReferralTrail> trails,
-                                         std::vector<ReferralTrail>* ended) {
-  std::vector<TrailQuestion> questions;
+std::vector<TrailRequest> NextRequests(const PullContext& context,
+                                       std::vector<ReferralTrail> trails,
+                                       std::vector<ReferralTrail>* ended) {
+  std::vector<TrailRequest> requests;
   for (ReferralTrail& trail : trails) {
-    TrailQuestion::To to = TrailQuestion::To::kHolder;
+    TrailRequest::To to = TrailRequest::To::kHolder;
     std::shared_ptr<Peer> peer = TakeNext(context, trail);
     if (peer == nullptr) {
       if (trail.home == nullptr || !trail.home->breaker().Allow()) {
@@ -60,22 +60,22 @@ std::vector<TrailQuestion> NextQuestions(const PullContext& context,
         continue;
       }
       peer = trail.home;
-      to = TrailQuestion::To::kHome;
+      to = TrailRequest::To::kHome;
     }
-    auto question =
-        std::find_if(questions.begin(), questions.end(),
-                     [&](const TrailQuestion& each) { return each.peer == peer && each.to == to; });
-    if (question == questions.end()) {
-      question = questions.insert(questions.end(), {to, std::move(peer), {}});
+    auto found = std::find_if(requests.begin(), requests.end(), [&](const TrailRequest& each) {
+      return each.peer == peer && each.to == to;
+    });
+    if (found == requests.end()) {
+      found = requests.insert(requests.end(), {to, std::move(peer), {}});
     }
-    question->trails.push_back(std::move(trail));
+    found->trails.push_back(std::move(trail));
   }
-  return questions;
+  return requests;
 }
 
-void AddShortfalls(const ReferralTrail& trail, size_t run, v1::PeerAcquireRequest& question) {
+void AddShortfalls(const ReferralTrail& trail, size_t run, v1::PeerAcquireRequest* message) {
   for (const auto& [node, pages] : trail.lacking) {
-    v1::PeerShortfall* const shortfall = question.add_not_at();
+    v1::PeerShortfall* const shortfall = message->add_not_at();
     shortfall->set_run(static_cast<uint32_t>(run));
     shortfall->set_node(node);
     shortfall->set_pages(static_cast<uint32_t>(pages));
@@ -86,9 +86,9 @@ void ReportShortfalls(const PullContext& context, const PullRequest& request,
                       const ReferralTrail& trail, const std::string& keys) {
   if (trail.lacking.empty()) return;
   if (trail.home != nullptr) {
-    v1::PeerAcquireRequest question = MakePeerAcquire(request, {keys});
-    AddShortfalls(trail, 0, question);
-    trail.home->Acquire(std::move(question), request.deadline,
+    v1::PeerAcquireRequest message = MakePeerAcquire(request, {keys});
+    AddShortfalls(trail, 0, &message);
+    trail.home->Acquire(std::move(message), request.deadline,
                         [](const absl::StatusOr<v1::PeerAcquireResponse>&) {});
     return;
   }

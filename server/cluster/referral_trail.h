@@ -7,54 +7,54 @@
 #include <utility>
 #include <vector>
 
-#include "server/cluster/home_questions.h"
+#include "server/cluster/home_requests.h"
 
 // The way of a run for which a home referred this node to other nodes.
 //
 //   home: "A, B and C should have its first 5 pages"
-//     -> A has 5: done                       (one question more than without a referral)
-//     -> A has 2, B has 5: done, and the home is told that A has 2
-//     -> A, B and C have fewer: the home is told so and asked what it has itself; done
+//     -> A has 5: done                       (one request more than without a referral)
+//     -> A has 2, B has 5: done, and the shortfall of A is reported to the home
+//     -> A, B and C have fewer: a request to the home reports that, and returns its own pages
 //
-// So a run takes at most kReferralNodesMax + 1 questions more than it would without referrals. A
-// holder is asked for what it has itself and refers to no other.
+// So a run takes at most kReferralNodesMax + 1 requests more than it would without referrals. A
+// holder returns only its own pages and refers to no other node.
 namespace crumb::server {
 
-// The questions about one run that follow from one referral.
+// The requests for one run that follow from one referral.
 struct ReferralTrail {
   size_t run = 0;                  // index into the operation's runs
   std::shared_ptr<Peer> home;      // that referred; null: this node is the home
   size_t pages = 0;                // leading pages that the nodes should have
-  std::vector<std::string> nodes;  // that were not asked yet, the best first
-  // Nodes that were asked and have fewer, and how many they have.
+  std::vector<std::string> nodes;  // that no request was sent to yet, the best first
+  // Nodes that returned fewer pages, and how many they have.
   std::vector<std::pair<std::string, size_t>> lacking;
 };
 
 // One call that follows referrals.
-struct TrailQuestion {
+struct TrailRequest {
   enum class To : uint8_t {
     kHolder,  // a node that a home referred to
-    kHome,    // the home again, which is told what holders lack
+    kHome,    // the home again, with the shortfalls of the holders
   };
   To to = To::kHolder;
   std::shared_ptr<Peer> peer;
   std::vector<ReferralTrail> trails;  // one for each of the call's runs
 };
 
-// Returns the referrals of an answer to a question for `question.runs`. Referrals that a home
-// cannot have meant are left out.
-std::vector<ReferralTrail> TrailsOf(const HomeQuestion& question,
-                                    const v1::PeerAcquireResponse& answer,
+// Returns the referrals of a home's response to `home`. Referrals for runs or pages that were not
+// requested are left out.
+std::vector<ReferralTrail> TrailsOf(const HomeRequest& home,
+                                    const v1::PeerAcquireResponse& response,
                                     const std::vector<size_t>& run_pages);
 
-// Returns the next question for each trail, those to one node as one, and appends trails that have
+// Returns the next request for each trail, those to one node as one, and appends trails that have
 // come to their end to `ended`. Nodes that are not there or whose breaker is open are skipped.
-std::vector<TrailQuestion> NextQuestions(const PullContext& context,
-                                         std::vector<ReferralTrail> trails,
-                                         std::vector<ReferralTrail>* ended);
+std::vector<TrailRequest> NextRequests(const PullContext& context,
+                                       std::vector<ReferralTrail> trails,
+                                       std::vector<ReferralTrail>* ended);
 
-// Puts what holders lack into a question to the home; `run` is the index into its runs.
-void AddShortfalls(const ReferralTrail& trail, size_t run, v1::PeerAcquireRequest& question);
+// Adds the shortfalls of holders to a request to the home; `run` is the index into its runs.
+void AddShortfalls(const ReferralTrail& trail, size_t run, v1::PeerAcquireRequest* message);
 
 // Reports to the home, without waiting for it, which holders lack pages. `keys` are the run's, as
 // bytes.

@@ -29,7 +29,7 @@ struct PullRequest {
   PageKey run;              // begins the run of keys[0]; not needed where keys[0] does itself
   TileRange range;
   TimePoint deadline;
-  bool everyone = false;  // every node is asked, not only homes
+  bool everyone = false;  // requests go to every node, not only to homes
   // A caller waits for the response; else half of `pulls_max` is left to others.
   bool awaited = true;
 };
@@ -68,12 +68,12 @@ struct PullContext {
   const Clock& clock;
   ClusterMetrics& metrics;
   size_t fetch_pages_max;
-  // A node knows a newer generation of a keyspace than this one.
-  std::function<void(const std::string& node)> heard_of_newer;
+  // Called when a node has a newer generation of a keyspace than this one.
+  std::function<void(const std::string& node)> newer_generation;
   // The holders of pages of which this node is the home. Null: it is the home of none.
   HolderDirectory* holders = nullptr;
   // A copy of another node's page has come here; `run` is its run's first page, zeros if that is
-  // not known. Homes hear of it.
+  // not known. Homes are notified.
   std::function<void(const FragmentHeader& header, const PageKey& run)> pulled = {};
 };
 
@@ -91,10 +91,11 @@ class RemoteReader {
   // thread.
   void Pull(PullRequest request, std::function<void(PullResult)> done);
 
-  // Asks as Pull does who has the pages, and brings none. Calls `done` once, likewise.
+  // Finds the nodes that have the pages, with the requests of Pull, and brings no page. Calls
+  // `done` once, likewise.
   void Find(PullRequest request, std::function<void(FoundPages)> done);
 
-  // Fetches what was offered. `reasons[i]` tells of keys[i]; kNone: it is here.
+  // Fetches what was offered. `reasons[i]` is why keys[i] is missing; kNone: it is here.
   using Taken = std::function<void(const std::vector<MissReason>& reasons)>;
   void Take(OfferedPages offered, Taken done);
 

@@ -68,9 +68,9 @@ uint64_t Reoffer::walks() const {
 void Reoffer::Run() {
   while (WaitForChange()) {
     Nodes now = NodesNow();
-    if (told_.view == now.view && told_.incarnations == now.incarnations) continue;
+    if (sent_.view == now.view && sent_.incarnations == now.incarnations) continue;
     if (!Walk(now)) return;
-    told_ = std::move(now);
+    sent_ = std::move(now);
     MutexLock lock(&mutex_);
     ++walks_;
   }
@@ -158,19 +158,19 @@ void Reoffer::OfferPage(const Nodes& now, const Keyspace& keyspace, const PageKe
 
 std::vector<std::string> Reoffer::NewHomesOf(const Nodes& now, const PageKey& run) const {
   std::vector<std::string> homes;
-  std::vector<std::string> told;
-  if (told_.view != nullptr) {
-    for (const size_t home : HomesOf(told_.view->nodes, run, parts_.replicas)) {
-      told.push_back(told_.view->nodes[home].id);
+  std::vector<std::string> sent;
+  if (sent_.view != nullptr) {
+    for (const size_t home : HomesOf(sent_.view->nodes, run, parts_.replicas)) {
+      sent.push_back(sent_.view->nodes[home].id);
     }
   }
   for (const size_t home : HomesOf(now.view->nodes, run, parts_.replicas)) {
     const std::string& id = now.view->nodes[home].id;
     const auto process = now.incarnations.find(id);
     if (process == now.incarnations.end()) continue;  // this node, or one that has just left
-    const auto before = told_.incarnations.find(id);
-    const bool same = before != told_.incarnations.end() && before->second == process->second;
-    if (same && std::find(told.begin(), told.end(), id) != told.end()) continue;
+    const auto before = sent_.incarnations.find(id);
+    const bool same = before != sent_.incarnations.end() && before->second == process->second;
+    if (same && std::find(sent.begin(), sent.end(), id) != sent.end()) continue;
     homes.push_back(id);
   }
   return homes;

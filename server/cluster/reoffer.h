@@ -18,13 +18,14 @@
 
 namespace crumb::server {
 
-// Offers the pages that this node holds to homes that may not know of it: nodes that are new,
-// processes that have lost what they knew in a restart, and nodes that became homes because another
-// one came or left. Homes are told keys, 32 bytes a page; they fetch nothing.
+// Offers the pages that this node holds to homes whose directory may not list it: nodes that are
+// new, processes whose directory was lost in a restart, and nodes that became homes because another
+// one came or left. Homes receive keys, 32 bytes a page; they fetch nothing.
 //
 // On a thread of its own, which walks all pages after each change of the nodes, at most
-// `pages_per_second`. A walk that ends has told the homes of its view; the next one looks at what
-// has changed since. What is committed during a walk is offered by the Pusher. Thread-safe.
+// `pages_per_second`. A walk that ends has sent every page to the homes of its view; the next one
+// sends what has changed since. What is committed during a walk is offered by the Pusher.
+// Thread-safe.
 class Reoffer {
  public:
   // The references must outlive this.
@@ -50,7 +51,7 @@ class Reoffer {
   uint64_t walks() const;
 
  private:
-  // The nodes that a walk tells: the view, and the process of each node.
+  // The nodes that a walk sends to: the view, and the process of each node.
   struct Nodes {
     std::shared_ptr<const View> view;
     std::map<std::string, std::string> incarnations;
@@ -68,7 +69,7 @@ class Reoffer {
   std::vector<std::string> NewHomesOf(const Nodes& now, const PageKey& run) const;
 
   const Parts parts_;
-  Nodes told_;  // of the last walk that ended; only the thread uses it
+  Nodes sent_;  // of the last walk that ended; only the thread uses it
 
   mutable Mutex mutex_;
   CondVar changed_;

@@ -21,7 +21,7 @@ namespace crumb::server {
 // look at a page's parent in the store. A header with a position takes 31 steps at most. One
 // without leads to the root: the walk stops at the first page whose place is known, remembers the
 // place of every page on its way, and takes its steps out of a common credit, which each page that
-// is asked for raises by kRunPages up to kWalkStepsMax. n pages therefore never take more than
+// is looked up raises by kRunPages up to kWalkStepsMax. n pages therefore never take more than
 // n * kRunPages + kWalkStepsMax steps. A ring has no root; its pages have no run. Thread-safe.
 class RunFinder {
  public:

@@ -37,7 +37,7 @@ void StaticMembership::Publish(const v1::NodeRecord& self) {
   changed_.NotifyAll();
 }
 
-void StaticMembership::AskKeyspaces() {
+void StaticMembership::RequestKeyspaces() {
   MutexLock lock(&mutex_);
   for (auto& [address, entry] : entries_) entry.next_hello = TimePoint();
   woken_ = true;
@@ -63,12 +63,12 @@ bool StaticMembership::WaitSynced(Duration most) {
   while (!synced_ && !stopping_) {
     if (!changed_.WaitUntil(&mutex_, deadline)) break;
   }
-  return heard_once_;
+  return synced_once_;
 }
 
 Membership::Health StaticMembership::health() const {
   MutexLock lock(&mutex_);
-  return {State::kNone, trouble_, unheard_};
+  return {State::kNone, trouble_, unsynced_};
 }
 
 void StaticMembership::Stop() {
@@ -83,6 +83,7 @@ void StaticMembership::Stop() {
 }
 
 void StaticMembership::Run() {
+  ThreadState state;
   while (true) {
     SayHellos();
     ExchangeKeyspaces();
@@ -98,13 +99,13 @@ void StaticMembership::Run() {
       arrived.swap(arrived_);
     }
     for (const Arrived& one : arrived) TakeOver(one);
-    JudgeHeard();
-    TellNodes();
+    UpdateWithholding(&state);
+    ReportNodes(&state);
     MutexLock lock(&mutex_);
     const bool all = std::all_of(entries_.begin(), entries_.end(), [this](const auto& entry) {
       const Entry& node = entry.second;
       const bool usable = !node.record.id().empty() && CheckNode(self_, node.record).ok();
-      return node.answered && !(usable && node.behind());
+      return node.replied && !(usable && node.behind());
     });
     if (all && arrived_.empty() && !synced_) {
       synced_ = true;
@@ -131,39 +132,40 @@ void StaticMembership::SayHellos() {
     StartCall<v1::PeerHelloResponse>(
         calls_, request, ToGrpcDeadline(now + options_.rpc_deadline, now),
         [&stub = stub](auto... arguments) { stub->async()->PeerHello(arguments...); },
-        [this, address = address](const absl::StatusOr<v1::PeerHelloResponse>& answer) {
-          Heard(address, answer);
+        [this, address = address](const absl::StatusOr<v1::PeerHelloResponse>& response) {
+          TakeHello(address, response);
         });
   }
 }
 
-void StaticMembership::Heard(const std::string& address,
-                             const absl::StatusOr<v1::PeerHelloResponse>& answer) {
+void StaticMembership::TakeHello(const std::string& address,
+                                 const absl::StatusOr<v1::PeerHelloResponse>& response) {
   MutexLock lock(&mutex_);
   Entry& entry = entries_[address];
   entry.under_way = false;
-  const bool first = !std::exchange(entry.answered, true);
-  if (!answer.ok()) {
-    if (first) LogInfo("node at {} does not answer yet: {}", address, answer.status().ToString());
+  const bool first = !std::exchange(entry.replied, true);
+  if (!response.ok()) {
+    if (first)
+      LogInfo("node at {} does not respond yet: {}", address, response.status().ToString());
     woken_ = true;
     changed_.NotifyAll();
     return;
   }
-  const bool restarted = entry.record.incarnation() != answer->node().incarnation();
+  const bool restarted = entry.record.incarnation() != response->node().incarnation();
   if (restarted) {
     entry.their_seen = 0;
-    entry.own_told = 0;
+    entry.own_sent = 0;
     entry.failure = absl::OkStatus();
   }
-  const bool news = restarted || entry.record.state() != answer->node().state() ||
-                    answer->keyspaces_version() != entry.their_version ||
-                    clock_.Now() - entry.heard >= options_.node_ttl;
-  entry.record = answer->node();
-  entry.their_version = answer->keyspaces_version();
-  entry.heard = clock_.Now();
+  const bool news = restarted || entry.record.state() != response->node().state() ||
+                    response->keyspaces_version() != entry.their_version ||
+                    clock_.Now() - entry.last_hello >= options_.node_ttl;
+  entry.record = response->node();
+  entry.their_version = response->keyspaces_version();
+  entry.last_hello = clock_.Now();
   if (entry.behind() && entry.their_seen >= entry.target) {
     entry.target = entry.their_version;
-    entry.behind_since = entry.heard;
+    entry.behind_since = entry.last_hello;
   }
   if (!news) return;
   woken_ = true;
@@ -182,7 +184,7 @@ void StaticMembership::ExchangeKeyspaces() {
   {
     MutexLock lock(&mutex_);
     for (auto& [address, entry] : entries_) {
-      if (!MayExchange(entry, now) || (!entry.behind() && entry.own_told >= version)) continue;
+      if (!MayExchange(entry, now) || (!entry.behind() && entry.own_sent >= version)) continue;
       entry.exchanging = true;
       due.push_back(address);
     }
@@ -190,17 +192,16 @@ void StaticMembership::ExchangeKeyspaces() {
   for (const std::string& address : due) StartExchange(address, now);
 }
 
-// One page each way.
 void StaticMembership::StartExchange(const std::string& address, TimePoint now) {
   std::shared_ptr<v1::PeerService::Stub> stub;
-  uint64_t own_told = 0;
+  uint64_t own_sent = 0;
   v1::PeerKeyspacesRequest request;
   Arrived arrived{address, 0, 0, absl::UnknownError("")};
   {
     MutexLock lock(&mutex_);
     const Entry& entry = entries_[address];
     stub = entry.stub;
-    own_told = entry.own_told;
+    own_sent = entry.own_sent;
     arrived.their_version = entry.their_version;
     request.set_after(entry.their_seen);
     v1::PeerCaller& caller = *request.mutable_caller();
@@ -209,15 +210,15 @@ void StaticMembership::StartExchange(const std::string& address, TimePoint now) 
     caller.set_wire_version(std::min(self_.wire_max(), entry.record.wire_max()));
   }
   request.set_paged(true);
-  OwnPage own = events_.own_page(own_told);
+  OwnPage own = events_.own_page(own_sent);
   arrived.own_next = own.next;
   for (v1::KeyspaceEntry& entry : own.keyspaces) *request.add_keyspaces() = std::move(entry);
   metrics_.record_exchanges.Add();
   StartCall<v1::PeerKeyspacesResponse>(
       calls_, std::move(request), ToGrpcDeadline(now + options_.rpc_deadline, now),
       [&stub](auto... arguments) { stub->async()->PeerKeyspaces(arguments...); },
-      [this, arrived = std::move(arrived)](Exchanged answer) mutable {
-        arrived.answer = std::move(answer);
+      [this, arrived = std::move(arrived)](Exchanged response) mutable {
+        arrived.response = std::move(response);
         MutexLock lock(&mutex_);
         arrived_.push_back(std::move(arrived));
         woken_ = true;
@@ -225,11 +226,11 @@ void StaticMembership::StartExchange(const std::string& address, TimePoint now) 
       });
 }
 
-// The page counts as heard of once it is in force here, not before.
+// The page counts as taken over once it is in force here, not before.
 void StaticMembership::TakeOver(const Arrived& arrived) {
-  absl::Status status = arrived.answer.status();
+  absl::Status status = arrived.response.status();
   if (status.ok()) {
-    const auto& theirs = arrived.answer->keyspaces();
+    const auto& theirs = arrived.response->keyspaces();
     status = events_.keyspaces(Keyspaces(theirs.begin(), theirs.end()));
   }
   const TimePoint now = clock_.Now();
@@ -243,15 +244,15 @@ void StaticMembership::TakeOver(const Arrived& arrived) {
     entry.next_exchange = now + options_.heartbeat;
     return;
   }
-  const v1::PeerKeyspacesResponse& answer = *arrived.answer;
+  const v1::PeerKeyspacesResponse& response = *arrived.response;
   // The process began between hello and exchange: the next hello says so.
-  if (answer.paged() && answer.incarnation() != entry.record.incarnation()) return;
-  if (answer.refused()) {
+  if (response.paged() && response.incarnation() != entry.record.incarnation()) return;
+  if (response.refused()) {
     entry.next_exchange = now + options_.heartbeat;
   } else {
-    entry.own_told = arrived.own_next;
+    entry.own_sent = arrived.own_next;
   }
-  entry.their_seen = answer.paged() ? answer.next() : arrived.their_version;
+  entry.their_seen = response.paged() ? response.next() : arrived.their_version;
   if (entry.their_seen >= entry.target && entry.behind()) {
     entry.target = entry.their_version;
     entry.behind_since = now;
@@ -259,67 +260,66 @@ void StaticMembership::TakeOver(const Arrived& arrived) {
   woken_ = true;  // there may be another page
 }
 
-std::optional<std::string> StaticMembership::WhyUnheard(const std::string& address,
-                                                        const Entry& entry, TimePoint now) const {
+std::optional<std::string> StaticMembership::WhyUnsynced(const std::string& address,
+                                                         const Entry& entry, TimePoint now) const {
   if (!IsAlive(entry, now) || !entry.behind() || !CheckNode(self_, entry.record).ok()) {
     return std::nullopt;
   }
-  const bool failed = !entry.failure.ok() && entry.heard > entry.failed_at;
-  const bool late = entry.heard - entry.behind_since > options_.unheard_after;
+  const bool failed = !entry.failure.ok() && entry.last_hello > entry.failed_at;
+  const bool late = entry.last_hello - entry.behind_since > options_.unsynced_after;
   if (!failed && !late) return std::nullopt;
   return fmt::format("node {} at {} ({})", entry.record.id(), address,
                      failed ? entry.failure.ToString() : "not all of them in time");
 }
 
-// Decides whether pages are withheld, and says so once for each change.
-void StaticMembership::JudgeHeard() {
-  std::string unheard;
+void StaticMembership::UpdateWithholding(ThreadState* state) {
+  std::string unsynced;
   std::string trouble;
   Withholding withheld = Withholding::kNothing;
   {
     const TimePoint now = clock_.Now();
     MutexLock lock(&mutex_);
-    unheard_ = 0;
+    unsynced_ = 0;
     bool alone = true;
     for (const auto& [address, entry] : entries_) {
       const bool usable = !entry.record.id().empty() && CheckNode(self_, entry.record).ok();
       alone &= !entry.record.id().empty() && !usable;
-      heard_once_ |= usable && !entry.behind() && entry.their_version > 0;
-      const auto why = WhyUnheard(address, entry, now);
+      synced_once_ |= usable && !entry.behind() && entry.their_version > 0;
+      const auto why = WhyUnsynced(address, entry, now);
       if (!why) continue;
-      ++unheard_;
-      unheard += (unheard.empty() ? "" : ", ") + *why;
+      ++unsynced_;
+      unsynced += (unsynced.empty() ? "" : ", ") + *why;
     }
-    heard_once_ |= alone;
-    if (!unheard.empty()) {
+    synced_once_ |= alone;
+    if (!unsynced.empty()) {
       withheld = Withholding::kEverything;
-      trouble = "pages are withheld: this node could not take over what was dropped at " + unheard;
-    } else if (!heard_once_ && !options_.serve_unheard) {
+      trouble = "pages are withheld: this node could not take over what was dropped at " + unsynced;
+    } else if (!synced_once_ && !options_.serve_unsynced) {
       withheld = Withholding::kRecovered;
       trouble =
           "pages of keyspaces from before the start are withheld: no node of cluster.nodes has "
           "sent since what was dropped meanwhile; start another node, or set "
-          "cluster.serve_unheard";
+          "cluster.serve_unsynced";
     }
     trouble_ = trouble;
-    // Withheld from the beginning, which is no news while others have not had the time to tell.
-    const bool early = !heard_once_ && now - started_ < options_.unheard_after;
-    if (early && unheard.empty()) return;
+    // Withheld from the beginning, which is not logged before others have had the time to respond.
+    const bool early = !synced_once_ && now - started_ < options_.unsynced_after;
+    if (early && unsynced.empty()) return;
   }
-  if (judged_ && withheld == withheld_) return;
+  if (state->judged && withheld == state->withheld) return;
   if (withheld != Withholding::kNothing) {
     LogError("{}", trouble);
-  } else if (judged_) {
-    LogInfo("what was dropped is heard of: pages are served again");
+  } else if (state->judged) {
+    LogInfo("the drops of other nodes were received: pages are served again");
   }
-  judged_ = true;
-  withheld_ = withheld;
+  state->judged = true;
+  state->withheld = withheld;
   events_.withhold(withheld);
 }
 
-void StaticMembership::TellNodes() {
+void StaticMembership::ReportNodes(ThreadState* state) {
   Nodes nodes;
-  std::string told;
+  std::string report;
   {
     const TimePoint now = clock_.Now();
     MutexLock lock(&mutex_);
@@ -329,13 +329,13 @@ void StaticMembership::TellNodes() {
       alive.push_back(entry.record);
     }
     nodes.nodes = UsableNodes(self_, alive, &nodes.refused);
-    for (const v1::NodeRecord& node : nodes.nodes) told += node.SerializeAsString();
-    for (const std::string& refused : nodes.refused) told += refused;
-    told += std::to_string(self_.state());
+    for (const v1::NodeRecord& node : nodes.nodes) report += node.SerializeAsString();
+    for (const std::string& refused : nodes.refused) report += refused;
+    report += std::to_string(self_.state());
   }
-  if (told == told_ && epoch_ > 0) return;
-  told_ = std::move(told);
-  nodes.epoch = ++epoch_;
+  if (report == state->reported && state->epoch > 0) return;
+  state->reported = std::move(report);
+  nodes.epoch = ++state->epoch;
   events_.nodes(std::move(nodes));
 }
 

@@ -19,16 +19,17 @@
 
 namespace crumb::server {
 
-// Membership by a list of addresses: every node says hello to every other one each heartbeat; those
-// that answer are alive. Keyspace records travel by PeerKeyspaces, one page each way in a call. A
-// hello tells the number of a node's latest change; this node has heard of a peer's drops when it
-// has taken over the peer's records up to that number.
+// Membership by a list of addresses: every node calls PeerHello of every other one each heartbeat;
+// nodes that respond are alive. Keyspace records travel by PeerKeyspaces, one page each way in a
+// call. The response to a hello has the number of the node's latest change; this node is in sync
+// with a peer when it has taken over the peer's records up to that number.
 //
 // Pages are withheld (Events::withhold) while a drop may have been missed:
 //   - kRecovered, before the records of any usable node were taken over, unless no node of the list
-//     is usable although each has answered (then this node is alone) or `serve_unheard` is set;
-//   - kEverything, while a usable node goes on answering hellos, and an exchange with it failed, or
-//     it was not caught up with for `unheard_after`. A node that answers nothing does not count: it
+//     is usable although each has responded (then this node is alone) or `serve_unsynced` is set;
+//   - kEverything, while a usable node goes on responding to hellos, and an exchange with it
+//   failed,
+//     or this node was not in sync with it for `unsynced_after`. A silent node does not count: it
 //     is dead or cut off, and both sides of a partition serve what they hold.
 class StaticMembership final : public Membership {
  public:
@@ -37,8 +38,8 @@ class StaticMembership final : public Membership {
     Duration heartbeat = std::chrono::seconds(1);
     Duration node_ttl = std::chrono::seconds(10);
     Duration rpc_deadline = std::chrono::seconds(2);
-    Duration unheard_after = std::chrono::seconds(5);
-    bool serve_unheard = false;
+    Duration unsynced_after = std::chrono::seconds(5);
+    bool serve_unsynced = false;
     PeerChannel channel;
   };
 
@@ -50,7 +51,7 @@ class StaticMembership final : public Membership {
 
   void Publish(const v1::NodeRecord& self) override;
   void KeyspacesChanged() override { Wake(); }
-  void AskKeyspaces() override;
+  void RequestKeyspaces() override;
   void RereadKeyspaces() override;
   bool WaitSynced(Duration most) override;
   Health health() const override;
@@ -61,48 +62,66 @@ class StaticMembership final : public Membership {
 
   struct Entry {
     std::shared_ptr<v1::PeerService::Stub> stub;
-    v1::NodeRecord record;  // without id: has not answered yet
-    TimePoint heard;        // when it answered last
+    v1::NodeRecord record;  // without id: the node has not responded yet
+    TimePoint last_hello;   // time of the latest response
     TimePoint next_hello;
-    bool under_way = false;  // a hello
-    bool answered = false;   // or failed, once
+    bool under_way = false;  // a hello is
+    bool replied = false;    // a hello has ended, with a response or an error
 
     // Keyspace records.
-    bool exchanging = false;  // until the answer was taken over
+    bool exchanging = false;  // until the response was taken over
     TimePoint next_exchange;
     uint64_t their_version = 0;  // their latest change, as their last hello says
     uint64_t their_seen = 0;     // their change up to which this node has taken over
-    uint64_t own_told = 0;       // this node's change up to which they have
+    uint64_t own_sent = 0;       // this node's change up to which they have its records
     uint64_t target = 0;         // what `their_version` was at `behind_since`
     TimePoint behind_since;      // this node has not reached `target` since
     absl::Status failure;        // of the latest exchange
     TimePoint failed_at;         // not OK: when the first of the failures in a row was
     bool behind() const { return their_seen < their_version; }
   };
-  // An exchange's answer that waits for the membership's thread.
+  // An exchange's response that waits for the membership's thread.
   struct Arrived {
     std::string address;
     uint64_t their_version = 0;  // at the time of the request
     uint64_t own_next = 0;
-    Exchanged answer;
+    Exchanged response;
   };
 
+  // The state of the membership's thread; only its functions have it.
+  struct ThreadState {
+    Withholding withheld = Withholding::kNothing;  // the argument of the latest `withhold`
+    bool judged = false;                           // `withhold` was called
+    uint64_t epoch = 0;
+    std::string reported;  // the arguments of the latest `nodes`, to notice changes
+  };
+
+  // The membership's thread: sends hellos and exchanges each heartbeat, or when woken, and handles
+  // what arrived.
   void Run();
   void Wake();
+  // Sends the hellos that are due.
   void SayHellos();
-  void Heard(const std::string& address, const absl::StatusOr<v1::PeerHelloResponse>& answer);
+  // Stores the response to a hello. Wakes the thread if the node changed.
+  void TakeHello(const std::string& address, const absl::StatusOr<v1::PeerHelloResponse>& response);
+  // Returns whether the node is usable and no exchange with it is under way or put off.
   bool MayExchange(const Entry& entry, TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Starts an exchange with each node that has changes for this one, or the reverse.
   void ExchangeKeyspaces();
+  // Sends the next page of own records and requests the node's next page.
   void StartExchange(const std::string& address, TimePoint now);
+  // Takes over a page of records. Failures put off the next exchange with the node.
   void TakeOver(const Arrived& arrived);
   bool IsAlive(const Entry& entry, TimePoint now) const {
-    return !entry.record.id().empty() && now - entry.heard < options_.node_ttl;
+    return !entry.record.id().empty() && now - entry.last_hello < options_.node_ttl;
   }
-  // Why drops of this node may have been missed; none: they were heard of.
-  std::optional<std::string> WhyUnheard(const std::string& address, const Entry& entry,
-                                        TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void JudgeHeard();
-  void TellNodes();
+  // Returns why drops of this node may have been missed; none: they were received.
+  std::optional<std::string> WhyUnsynced(const std::string& address, const Entry& entry,
+                                         TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Decides whether pages are withheld; logs and calls `events_.withhold` when that changes.
+  void UpdateWithholding(ThreadState* state);
+  // Calls `events_.nodes` if the usable nodes changed.
+  void ReportNodes(ThreadState* state);
 
   const Options options_;
   const Events events_;
@@ -115,17 +134,13 @@ class StaticMembership final : public Membership {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
   bool synced_ ABSL_GUARDED_BY(mutex_) = false;
-  bool heard_once_ ABSL_GUARDED_BY(mutex_) = false;  // of the drops of some node
-  std::string trouble_ ABSL_GUARDED_BY(mutex_);      // why pages are withheld
-  size_t unheard_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool synced_once_ ABSL_GUARDED_BY(mutex_) = false;  // with a node, or this node is alone
+  std::string trouble_ ABSL_GUARDED_BY(mutex_);       // why pages are withheld
+  size_t unsynced_ ABSL_GUARDED_BY(mutex_) = 0;       // nodes that WhyUnsynced names
   v1::NodeRecord self_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
   std::vector<Arrived> arrived_ ABSL_GUARDED_BY(mutex_);  // one of each entry at most
   const TimePoint started_;
-  Withholding withheld_ = Withholding::kNothing;  // thread_'s: what was passed to withhold last
-  bool judged_ = false;                           // thread_'s: withhold was called
-  uint64_t epoch_ = 0;                            // thread_'s
-  std::string told_;                              // thread_'s: what was told last
   Thread thread_;
 };
 

@@ -43,10 +43,10 @@ using crumb::server::Options;
 using crumb::server::TakeoverListener;
 using crumb::storage::HandedOverMemory;
 
-// The signal by which the takeover listener tells the main thread that a successor asks.
+// The takeover listener sends this signal to the main thread when a successor requests a takeover.
 constexpr int kSuccessorSignal = SIGUSR2;
 // How long a successor waits for the memory beside what stopping may take; how long this one waits
-// for a successor that recovers the SSD folder; for the end of a predecessor that has been told to;
+// for a successor that recovers the SSD folder; for the end of a predecessor after ConfirmTakeover;
 // and for one that was killed.
 constexpr auto kHandOverWait = std::chrono::seconds(60);
 constexpr auto kSuccessorWait = std::chrono::minutes(15);
@@ -175,8 +175,8 @@ DaemonOr StartInPlaceOfAnother(const Options& options) {
   return daemon;
 }
 
-// Gives everything to the successor that asked. True: it serves, and this process is to end. False:
-// `daemon` serves again, or is an error.
+// Gives everything to the successor that requested it. True: it serves, and this process is to end.
+// False: `daemon` serves again, or is an error.
 bool HandOver(const Options& options, crumb::UniqueFd successor, DaemonOr& daemon) {
   crumb::LogInfo("handing over to another crumbd");
   absl::StatusOr<HandedOverMemory> taken = (*daemon)->HandOver();

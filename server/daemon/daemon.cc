@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <fstream>
 #include <utility>
 
+#include "common/atomic_file.h"
 #include "common/executor.h"
 #include "common/logging.h"
 #include "common/periodic_thread.h"
@@ -45,17 +45,17 @@
 namespace crumb::server {
 namespace {
 
-constexpr Duration kGrowthInterval = std::chrono::milliseconds(250);
-constexpr Duration kHeapTrimInterval = std::chrono::seconds(10);
-constexpr uint64_t kHeapTrimBytesMin = uint64_t{32} << 20;
+constexpr Duration kGrowthInterval = std::chrono::milliseconds(250);  // between looks at memory
+constexpr Duration kHeapTrimInterval = std::chrono::seconds(10);      // between looks at the heap
+constexpr uint64_t kHeapTrimBytesMin = uint64_t{32} << 20;  // of the heap; less is not worth it
 
 uint64_t FreeHostBytes() { return MemoryRoom(ReadMemoryFacts("")); }
 
 class RunningDaemon : public Daemon {
  public:
-  RunningDaemon(const Options& options, const Spoken& spoken)
+  RunningDaemon(const Options& options, const ProtocolVersions& versions)
       : options_(options),
-        spoken_(spoken),
+        protocol_versions_(versions),
         started_(Clock::Real().Now()),
         metrics_(static_cast<size_t>(options.limits.model_labels_max)),
         events_({static_cast<size_t>(options.limits.watchers_max),
@@ -83,9 +83,9 @@ class RunningDaemon : public Daemon {
     CRUMB_ASSIGN_OR_RETURN(const auto descriptors, CheckDescriptors(DescriptorNeedsOf(options_)));
     for (const std::string& line : descriptors) LogInfo("{}", line);
     std::remove(options_.listen.endpoints_file.c_str());  // of one that was killed
-    CRUMB_RETURN_IF_ERROR(StartAdmin());  // first: it tells that crumbd is not ready yet
+    CRUMB_RETURN_IF_ERROR(StartAdmin());  // first: it reports that crumbd is not ready yet
     CRUMB_RETURN_IF_ERROR(RecoverStore(open_store, std::move(handed_over)));
-    CRUMB_RETURN_IF_ERROR(StartParts());
+    CRUMB_RETURN_IF_ERROR(OpenContext());
     CRUMB_RETURN_IF_ERROR(StartServing());
     return WriteEndpoints();
   }
@@ -153,7 +153,7 @@ class RunningDaemon : public Daemon {
     events.durable = [this](const KeyspaceId& keyspace, const PageKey& key) {
       events_.SettleWaits(keyspace, key);
     };
-    events.slab_gone = [this](uint32_t slab) { TellSlabGone(slab); };
+    events.slab_gone = [this](uint32_t slab) { NotifySlabGone(slab); };
     events.page = [this](const storage::PageEvent& event) { events_.Publish(event); };
     storage::StoreStart start;
     start.host_bytes = FreeHostBytes();
@@ -181,9 +181,25 @@ class RunningDaemon : public Daemon {
     return absl::OkStatus();
   }
 
-  absl::Status StartParts() {
+  // Opens and starts all that calls need, in the order of their dependencies.
+  absl::Status OpenContext() {
     certificates_.Look();
     if (options_.tenants.own_slabs()) CRUMB_RETURN_IF_ERROR(CheckOwnSlabs());
+    CRUMB_RETURN_IF_ERROR(OpenKeyspaces());
+    CRUMB_RETURN_IF_ERROR(OpenNode());
+    sessions_ = std::make_unique<SessionTable>(options_.sessions, *store_, metrics_,
+                                               options_.tenants.budget_percent());
+    pools_ = std::make_unique<DevicePools>(options_.device_pools, store_->devices(), Clock::Real(),
+                                           metrics_);
+    sessions_->SetMemory(pools_.get());
+    StartExecutors();
+    CRUMB_RETURN_IF_ERROR(OpenCluster());
+    CRUMB_RETURN_IF_ERROR(OpenTenants());
+    context_ = MakeContext();
+    return absl::OkStatus();
+  }
+
+  absl::Status OpenKeyspaces() {
     CRUMB_ASSIGN_OR_RETURN(std::string secret, TenantSecret(*store_, options_.cluster.secret_file));
     CRUMB_ASSIGN_OR_RETURN(
         keyspaces_,
@@ -192,39 +208,49 @@ class RunningDaemon : public Daemon {
                                options_.tenants.own_slabs() ? KeyspaceRegistry::Slabs::kOfEachTenant
                                                             : KeyspaceRegistry::Slabs::kOfAll,
                                options_.tenants.budget_percent()));
+    return absl::OkStatus();
+  }
+
+  absl::Status OpenNode() {
     CRUMB_ASSIGN_OR_RETURN(node_.id, NodeId(*store_));
     node_.version = kVersion;
     node_.address =
         options_.listen.tcp.empty() ? "unix:" + options_.listen.unix_socket : options_.listen.tcp;
     node_.started = started_;
-    sessions_ = std::make_unique<SessionTable>(options_.sessions, *store_, metrics_,
-                                               options_.tenants.budget_percent());
-    pools_ = std::make_unique<DevicePools>(options_.device_pools, store_->devices(), Clock::Real(),
-                                           metrics_);
-    sessions_->SetMemory(pools_.get());
+    return absl::OkStatus();
+  }
+
+  void StartExecutors() {
     // With tenants one thread more than one tenant may use.
     const int spare = options_.tenants.enabled() ? 1 : 0;
-    commits_ = std::make_unique<Executor>(Executor::Options{
-        "crumb-commit", static_cast<int>(options_.limits.commit_threads) + spare,
-        static_cast<size_t>(options_.limits.commit_queue), options_.tenants.budget_percent()});
-    control_ = std::make_unique<Executor>(Executor::Options{
-        "crumb-control", 1 + spare, static_cast<size_t>(options_.limits.control_queue),
-        options_.tenants.budget_percent()});
-    CRUMB_RETURN_IF_ERROR(OpenCluster());
-    if (options_.tenants.enabled()) {
-      CRUMB_ASSIGN_OR_RETURN(tenants_, TenantTable::Open(options_.tenants, [] {
-                               return Tenant::Instant::clock::now();
-                             }));
-      if (!options_.listen.tcp.empty() && !options_.listen.tls.enabled()) {
-        LogWarning("tenants' tokens cross listen.tcp in plaintext: set listen.tls");
-      }
+    commits_ = std::make_unique<Executor>(
+        Executor::Options{.name = "crumb-commit",
+                          .threads = static_cast<int>(options_.limits.commit_threads) + spare,
+                          .queue_max = static_cast<size_t>(options_.limits.commit_queue),
+                          .part_max_percent = options_.tenants.budget_percent()});
+    control_ = std::make_unique<Executor>(
+        Executor::Options{.name = "crumb-control",
+                          .threads = 1 + spare,
+                          .queue_max = static_cast<size_t>(options_.limits.control_queue),
+                          .part_max_percent = options_.tenants.budget_percent()});
+  }
+
+  absl::Status OpenTenants() {
+    if (!options_.tenants.enabled()) return absl::OkStatus();
+    CRUMB_ASSIGN_OR_RETURN(tenants_, TenantTable::Open(options_.tenants, [] {
+                             return Tenant::Instant::clock::now();
+                           }));
+    if (!options_.listen.tcp.empty() && !options_.listen.tls.enabled()) {
+      LogWarning("tenants' tokens cross listen.tcp in plaintext: set listen.tls");
     }
-    if (tenants_ != nullptr) {
-      quotas_ = std::make_unique<TenantQuotas>(Clock::Real(), [this](const std::string& tenant) {
-        return BytesOfTenant(*keyspaces_, *store_, tenant);
-      });
-    }
-    context_ = std::make_unique<CallContext>(
+    quotas_ = std::make_unique<TenantQuotas>(Clock::Real(), [this](const std::string& tenant) {
+      return BytesOfTenant(*keyspaces_, *store_, tenant);
+    });
+    return absl::OkStatus();
+  }
+
+  std::unique_ptr<CallContext> MakeContext() {
+    return std::make_unique<CallContext>(
         CallContext{.limits = options_.limits,
                     .clock = Clock::Real(),
                     .store = *store_,
@@ -241,7 +267,6 @@ class RunningDaemon : public Daemon {
                     .prefetches = &prefetches_,
                     .quotas = quotas_.get(),
                     .part_max_percent = options_.tenants.budget_percent()});
-    return absl::OkStatus();
   }
 
   absl::Status CheckOwnSlabs() {
@@ -264,26 +289,26 @@ class RunningDaemon : public Daemon {
              .tls = options_.listen.tls,
              .node_id = node_.id,
              .version = kVersion,
-             .spoken = spoken_,
+             .versions = protocol_versions_,
              .capacity_bytes = options_.store.host.bytes_max.value + stats.ssd.capacity_bytes,
              .keys_max = static_cast<size_t>(options_.limits.acquire_keys_max),
              .control_queue = static_cast<size_t>(options_.limits.control_queue),
              .clock = Clock::Real(),
              .store = *store_,
              .keyspaces = *keyspaces_,
-             .state_changed = [this](const KeyspaceId& id) { TellState(id); }}));
+             .state_changed = [this](const KeyspaceId& id) { NotifyState(id); }}));
     return absl::OkStatus();
   }
 
-  void TellState(const KeyspaceId& id) {
+  void NotifyState(const KeyspaceId& id) {
     const auto keyspace = keyspaces_->Find(id);
     if (keyspace == nullptr) return;
-    TellSessions(*context_, {id, keyspace->state.load(), keyspaces_->ReasonOf(id).reason,
-                             keyspace->generation.load()});
+    NotifySessions(*context_, {id, keyspace->state.load(), keyspaces_->ReasonOf(id).reason,
+                               keyspace->generation.load()});
   }
 
-  // A session that does not hear it keeps the memory until it ends.
-  void TellSlabGone(uint32_t slab) {
+  // A session that does not receive the notice keeps the memory mapped until it ends.
+  void NotifySlabGone(uint32_t slab) {
     if (sessions_ == nullptr) return;
     for (const auto& session : sessions_->List()) {
       if (session->slabs() != nullptr && !session->slabs()->Forget(slab)) continue;
@@ -308,15 +333,17 @@ class RunningDaemon : public Daemon {
           staging_calls_, CallSockets::Start(*context_, {.thread = "crumb-puts", .copies = true}));
     }
     CRUMB_ASSIGN_OR_RETURN(
-        fd_listener_, FdListener::Start({options_.listen.fd_socket,
-                                         options_.sessions,
-                                         epoch.slot(),
-                                         {tenants_.get(), options_.tenants.shared_memory != "off",
-                                          options_.tenants.own_slabs()},
-                                         pools_.get(),
-                                         calls_.get(),
-                                         staging_calls_.get()},
-                                        *sessions_, *store_, metrics_));
+        fd_listener_,
+        FdListener::Start({.path = options_.listen.fd_socket,
+                           .limits = options_.sessions,
+                           .epoch = epoch.slot(),
+                           .tenants = {.table = tenants_.get(),
+                                       .shared_memory = options_.tenants.shared_memory != "off",
+                                       .own_slabs = options_.tenants.own_slabs()},
+                           .pools = pools_.get(),
+                           .calls = calls_.get(),
+                           .staging_calls = staging_calls_.get()},
+                          *sessions_, *store_, metrics_));
     history_ = std::make_unique<History>(
         History::Options{options_.admin.history_interval,
                          static_cast<size_t>(options_.admin.history_samples_max)},
@@ -358,15 +385,13 @@ class RunningDaemon : public Daemon {
                        {"pid", std::to_string(::getpid())}});
   }
 
-  // In one step, so that a reader never sees half of it.
   absl::Status WriteEndpoints() {
-    const std::string& path = options_.listen.endpoints_file;
-    const std::string draft = path + ".new";
-    std::ofstream file(draft, std::ios::trunc);
-    file << EndpointsJson() << "\n";
-    file.close();
-    if (!file || std::rename(draft.c_str(), path.c_str()) != 0) {
-      return absl::FailedPreconditionError("listen.endpoints_file: cannot write " + path);
+    const absl::Status written =
+        WriteAtomically(options_.listen.endpoints_file,
+                        [&](std::ostream& file) { file << EndpointsJson() << "\n"; });
+    if (!written.ok()) {
+      return absl::FailedPreconditionError("listen.endpoints_file: " +
+                                           std::string(written.message()));
     }
     endpoints_written_ = true;
     return absl::OkStatus();
@@ -380,40 +405,32 @@ class RunningDaemon : public Daemon {
         static_cast<size_t>(std::count_if(keyspaces.begin(), keyspaces.end(), [](const auto& k) {
           return k->state.load() == KeyspaceState::kBf16;
         }));
-    return ExportText({metrics_, store_->Stats(), sessions_->totals(),
-                       metrics_.asked_pages.Read(Clock::Real().Now()), keyspaces.size() - bf16,
-                       bf16, commits_->queued(), control_->queued(), events_.watchers(), kVersion,
-                       cluster_ == nullptr ? ClusterScrape() : ScrapeOf(*cluster_), TenantPart(),
-                       certificates_.Read(), TlsHandshakeFailures(), ReadHeapBytes()});
+    return ExportText({.metrics = metrics_,
+                       .store = store_->Stats(),
+                       .sessions = sessions_->totals(),
+                       .requested_pages = metrics_.requested_pages.Read(Clock::Real().Now()),
+                       .active_keyspaces = keyspaces.size() - bf16,
+                       .bf16_keyspaces = bf16,
+                       .commit_queue = commits_->queued(),
+                       .control_queue = control_->queued(),
+                       .watchers = events_.watchers(),
+                       .version = kVersion,
+                       .cluster = cluster_ == nullptr ? ClusterScrape() : ScrapeOf(*cluster_),
+                       .tenants = TenantPart(),
+                       .certificates = certificates_.Read(),
+                       .tls_handshake_failures = TlsHandshakeFailures(),
+                       .heap = ReadHeapBytes()});
   }
 
   TenantScrape TenantPart() const {
-    TenantScrape scrape;
-    if (tenants_ == nullptr) return scrape;
-    for (const auto& tenant : tenants_->List()) {
-      scrape.uses.push_back({tenant->name, BytesOfTenant(*keyspaces_, *store_, tenant->name),
-                             tenant->quota_bytes, metrics_.reported.CountedOf(tenant->name)});
-    }
-    for (int i = 0; i < kAuthFailureCount; ++i) {
-      scrape.failures[static_cast<size_t>(i)] = tenants_->failures(static_cast<AuthFailure>(i));
-    }
-    scrape.reload_failures = tenants_->reload_failures();
-    return scrape;
+    if (tenants_ == nullptr) return {};
+    return ScrapeOf(*tenants_, metrics_.reported, [this](const std::string& tenant) {
+      return BytesOfTenant(*keyspaces_, *store_, tenant);
+    });
   }
 
   HistorySample Sample() const {
-    HistorySample sample;
-    sample.when = Clock::Real().Now();
-    for (int tier = 0; tier < kTokenTierCount; ++tier) {
-      sample.lookup_tokens[static_cast<size_t>(tier)] =
-          metrics_.tokens.Total(static_cast<TokenTier>(tier));
-    }
-    const storage::StoreStats stats = store_->Stats();
-    for (const storage::TierStats* tier : {&stats.host, &stats.ssd}) {
-      sample.saved_bytes += tier->resident_logical_bytes -
-                            std::min(tier->resident_logical_bytes, tier->resident_bytes);
-    }
-    return sample;
+    return SampleOf(Clock::Real().Now(), metrics_.tokens, store_->Stats());
   }
 
   std::string Page() const {
@@ -435,7 +452,7 @@ class RunningDaemon : public Daemon {
   }
 
   const Options options_;
-  const Spoken spoken_;
+  const ProtocolVersions protocol_versions_;
   const TimePoint started_;
   std::atomic<bool> ready_{false};
   bool stopped_ = false;
@@ -474,8 +491,8 @@ class RunningDaemon : public Daemon {
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(
     const Options& options, const OpenStore& open_store,
-    std::unique_ptr<storage::HandedOverMemory> handed_over, const Spoken& spoken) {
-  auto daemon = std::make_unique<RunningDaemon>(options, spoken);
+    std::unique_ptr<storage::HandedOverMemory> handed_over, const ProtocolVersions& versions) {
+  auto daemon = std::make_unique<RunningDaemon>(options, versions);
   CRUMB_RETURN_IF_ERROR(daemon->Open(open_store, std::move(handed_over)));
   return daemon;
 }

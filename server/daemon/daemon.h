@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/cluster/spoken.h"
+#include "server/cluster/protocol_versions.h"
 #include "server/daemon/options.h"
 #include "storage/tiered_store.h"
 
@@ -32,7 +32,8 @@ class Daemon {
   // setting, socket, port or file.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(
       const Options& options, const OpenStore& open_store = storage::TieredStore::Open,
-      std::unique_ptr<storage::HandedOverMemory> handed_over = nullptr, const Spoken& spoken = {});
+      std::unique_ptr<storage::HandedOverMemory> handed_over = nullptr,
+      const ProtocolVersions& versions = {});
 
   virtual ~Daemon() = default;
 

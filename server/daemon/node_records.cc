@@ -5,12 +5,12 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <fstream>
 #include <functional>
 #include <optional>
 #include <sstream>
 
+#include "common/atomic_file.h"
 #include "common/errno_status.h"
 #include "common/hex.h"
 #include "common/logging.h"
@@ -103,14 +103,11 @@ absl::StatusOr<storage::DeletionEpochs> NextEpochs(const std::string& path, bool
 }
 
 absl::Status WriteEpochs(const std::string& path, const storage::DeletionEpochs& epochs) {
-  const std::string fresh = path + ".new";
-  std::ofstream file(fresh, std::ios::trunc);
-  file << epochs.current << ' ' << epochs.previous << '\n';
-  file.close();
-  if (file && std::rename(fresh.c_str(), path.c_str()) == 0) return absl::OkStatus();
-  LogWarning("{} cannot be written: after a crash, pages of device pools are not found again",
-             path);
-  ::unlink(fresh.c_str());
+  const absl::Status written = WriteAtomically(
+      path, [&](std::ostream& file) { file << epochs.current << ' ' << epochs.previous << '\n'; });
+  if (written.ok()) return written;
+  LogWarning("after a crash, pages of device pools are not found again: {}",
+             std::string(written.message()));
   if (::unlink(path.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
   return ErrnoStatus(errno, "removing " + path);
 }

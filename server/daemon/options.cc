@@ -65,9 +65,8 @@ absl::Status Options::Validate() const {
   }
   if (cluster.enabled() && tenants.enabled() && listen.tls.peer_name.empty()) {
     return absl::InvalidArgumentError(
-        "tenants.file in a cluster needs listen.tls.peer_name: else a tenant could ask for pages "
-        "as "
-        "nodes do");
+        "tenants.file in a cluster needs listen.tls.peer_name: else a tenant could request "
+        "pages as nodes do");
   }
   CRUMB_RETURN_IF_ERROR(transport.Validate());
   CRUMB_RETURN_IF_ERROR(log.Validate());

@@ -29,8 +29,8 @@
 namespace crumb::server {
 namespace {
 
-// A successor asks right after it has connected.
-constexpr Duration kAskTimeout = std::chrono::seconds(5);
+// A successor sends its request right after it has connected.
+constexpr Duration kRequestTimeout = std::chrono::seconds(5);
 constexpr char kServes = 's';
 
 // A path that does not depend on how it is written.
@@ -104,7 +104,7 @@ absl::StatusOr<std::unique_ptr<storage::HandedOverMemory>> ReceiveMemory(int soc
   CRUMB_ASSIGN_OR_RETURN(memory->image,
                          ReadImage(first.fds.front().get(), announced.image_bytes()));
   if (memory->image.slabs != announced.slabs()) {
-    return absl::DataLossError("the image speaks of another number of slabs");
+    return absl::DataLossError("the image has another number of slabs");
   }
   memory->slabs.assign(std::make_move_iterator(first.fds.begin() + 1),
                        std::make_move_iterator(first.fds.end()));
@@ -117,14 +117,14 @@ std::string TakeoverSocket(const Options& options) {
   return options.listen.socket_dir + "/crumbd.takeover.sock";
 }
 
-TakeoverListener::TakeoverListener(const Options& options, std::function<void()> asked)
+TakeoverListener::TakeoverListener(const Options& options, std::function<void()> requested)
     : path_(TakeoverSocket(options)),
       ssd_path_(Canonical(options.store.ssd.path)),
-      asked_(std::move(asked)) {}
+      requested_(std::move(requested)) {}
 
 absl::StatusOr<std::unique_ptr<TakeoverListener>> TakeoverListener::Start(
-    const Options& options, std::function<void()> asked) {
-  std::unique_ptr<TakeoverListener> listener(new TakeoverListener(options, std::move(asked)));
+    const Options& options, std::function<void()> requested) {
+  std::unique_ptr<TakeoverListener> listener(new TakeoverListener(options, std::move(requested)));
   listener->wake_ = UniqueFd(::eventfd(0, EFD_CLOEXEC));
   if (!listener->wake_.valid()) return ErrnoStatus(errno, "eventfd");
   CRUMB_ASSIGN_OR_RETURN(listener->listener_, ListenFdChannel(listener->path_));
@@ -157,23 +157,23 @@ void TakeoverListener::Run() {
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!socket.valid()) continue;
     const absl::Status status = Examine(socket.get());
-    v1::TakeoverAnswer answer;
-    answer.set_error(std::string(status.message()));
-    const absl::Status told = SendFdMessage(socket.get(), answer.SerializeAsString() + '\0', {});
-    if (!status.ok() || !told.ok()) {
-      LogWarning("a takeover is refused: {}", (status.ok() ? told : status).ToString());
+    v1::TakeoverAnswer response;
+    response.set_error(std::string(status.message()));
+    const absl::Status sent = SendFdMessage(socket.get(), response.SerializeAsString() + '\0', {});
+    if (!status.ok() || !sent.ok()) {
+      LogWarning("a takeover is refused: {}", (status.ok() ? sent : status).ToString());
       continue;
     }
     {
       MutexLock lock(&mutex_);
       successor_ = std::move(socket);
     }
-    return asked_();
+    return requested_();
   }
 }
 
 absl::Status TakeoverListener::Examine(int socket) const {
-  CRUMB_RETURN_IF_ERROR(SetSocketTimeout(socket, kAskTimeout));
+  CRUMB_RETURN_IF_ERROR(SetSocketTimeout(socket, kRequestTimeout));
   CRUMB_ASSIGN_OR_RETURN(const PeerCredentials peer, CredentialsOf(socket));
   if (peer.uid != ::geteuid()) {
     return absl::FailedPreconditionError(
@@ -240,16 +240,17 @@ absl::StatusOr<Takeover> TakeOver(const Options& options, Duration timeout) {
   request.set_image_version(storage::kHostImageVersion);
   request.set_ssd_path(Canonical(options.store.ssd.path));
   CRUMB_RETURN_IF_ERROR(Send(socket, request.SerializeAsString()));
-  CRUMB_ASSIGN_OR_RETURN(const FdMessage message, Receive(socket, "waiting for an answer"));
-  v1::TakeoverAnswer answer;
-  // The zero byte at the end keeps an empty answer from being no message.
+  CRUMB_ASSIGN_OR_RETURN(const FdMessage message, Receive(socket, "waiting for a response"));
+  v1::TakeoverAnswer response;
+  // The zero byte at the end keeps an empty response from being no message.
   if (message.bytes.empty() ||
-      !answer.ParseFromArray(message.bytes.data(), static_cast<int>(message.bytes.size()) - 1)) {
-    return absl::FailedPreconditionError("the crumbd that runs gives no answer that is known here");
+      !response.ParseFromArray(message.bytes.data(), static_cast<int>(message.bytes.size()) - 1)) {
+    return absl::FailedPreconditionError(
+        "the crumbd that runs sent a response that this one cannot read");
   }
-  if (!answer.error().empty()) {
+  if (!response.error().empty()) {
     return absl::FailedPreconditionError("the crumbd that runs refuses and goes on: " +
-                                         answer.error());
+                                         response.error());
   }
   absl::StatusOr<std::unique_ptr<storage::HandedOverMemory>> memory = ReceiveMemory(socket);
   if (memory.ok()) {

@@ -24,26 +24,26 @@ std::string TakeoverSocket(const Options& options);
 // Waits for a successor on a thread of its own.
 class TakeoverListener {
  public:
-  // `asked` is called once, on the thread, when a successor asks that may have it. kAlreadyExists:
-  // another crumbd answers at the socket.
+  // `requested` is called once, on the thread, when a successor that may have the memory requests
+  // it. kAlreadyExists: another crumbd listens at the socket.
   static absl::StatusOr<std::unique_ptr<TakeoverListener>> Start(const Options& options,
-                                                                 std::function<void()> asked);
+                                                                 std::function<void()> requested);
   // Ends the thread and removes the socket.
   ~TakeoverListener();
 
-  // The connection to the successor that asked; invalid when none did.
+  // The connection to the successor that requested a takeover; invalid: none did.
   UniqueFd TakeSuccessor();
 
  private:
-  TakeoverListener(const Options& options, std::function<void()> asked);
+  TakeoverListener(const Options& options, std::function<void()> requested);
 
   void Run();
-  // Whether the one at `socket` may have it; it has been told.
+  // Returns why the process at `socket` may not have the memory. The process has been sent that.
   absl::Status Examine(int socket) const;
 
   const std::string path_;
   const std::string ssd_path_;
-  const std::function<void()> asked_;
+  const std::function<void()> requested_;
   UniqueFd wake_;
   UniqueFd listener_;
   Mutex mutex_;
@@ -63,11 +63,13 @@ struct Takeover {
   std::unique_ptr<storage::HandedOverMemory> memory;  // null: none of it can be used
 };
 
-// Asks the crumbd that runs, and waits up to `timeout` for its memory. kNotFound: none runs;
-// kUnavailable: it ended meanwhile; kFailedPrecondition: it refuses and goes on; kDeadlineExceeded.
+// Sends a request to the running crumbd, and waits up to `timeout` for its memory. kNotFound: none
+// runs; kUnavailable: it ended meanwhile; kFailedPrecondition: it refuses and goes on;
+// kDeadlineExceeded.
 absl::StatusOr<Takeover> TakeOver(const Options& options, Duration timeout);
 
-// Tells the predecessor that its successor serves, and waits up to `timeout` until it has ended.
+// Reports to the predecessor that its successor serves, and waits up to `timeout` until it has
+// ended.
 absl::Status ConfirmTakeover(Takeover takeover, Duration timeout);
 
 }  // namespace crumb::server

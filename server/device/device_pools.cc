@@ -55,7 +55,7 @@ DevicePools::DevicePools(const PoolOptions& options, storage::DeviceTier* tier, 
   if (tier_ == nullptr) return;
   tier_->SetDemoters(
       {.choose = [this](storage::DevicePoolNumber pool) { return ChooseDemoter(pool); },
-       .ask =
+       .request =
            [this](storage::DevicePoolNumber pool, storage::HolderId holder,
                   std::span<const storage::DemotionWork> work) {
              return AskDemoter(pool, holder, work);
@@ -83,8 +83,8 @@ PoolReply DevicePools::Handle(const std::shared_ptr<Session>& session,
   }
   if (status.ok()) return reply;
   PoolReply refusal;
-  refusal.answer.set_code(static_cast<uint32_t>(status.code()));
-  refusal.answer.set_error(std::string(status.message()));
+  refusal.response.set_code(static_cast<uint32_t>(status.code()));
+  refusal.response.set_error(std::string(status.message()));
   return refusal;
 }
 
@@ -169,7 +169,7 @@ absl::StatusOr<DevicePools::Pools::iterator> DevicePools::PoolToJoinLocked(
 
 void DevicePools::AddHandles(const Pool& pool, uint32_t first, PoolReply* reply) {
   for (auto handle = pool.handles.lower_bound(first); handle != pool.handles.end(); ++handle) {
-    reply->answer.add_handles(handle->first);
+    reply->response.add_handles(handle->first);
     reply->fds.push_back(handle->second);
   }
 }
@@ -224,8 +224,8 @@ absl::StatusOr<storage::DevicePoolNumber> DevicePools::TryJoin(
       joined.known_marks.size() < kRosterMarksMax) {
     joined.known_marks.insert(request.roster_mark());
   }
-  reply->answer.set_pool(std::string(joined.id.view()));
-  reply->answer.set_roster(true);
+  reply->response.set_pool(std::string(joined.id.view()));
+  reply->response.set_roster(true);
   reply->fds.push_back(joined.roster);
   AddHandles(joined, 0, reply);
   return pool->first;
@@ -255,8 +255,8 @@ absl::Status DevicePools::Offer(const Session& session, const v1::PoolRequest::O
   }
   found->second.arriving.erase(number);
   found->second.handles.emplace(number, std::move(handle));
-  reply->answer.set_pool(request.pool());
-  reply->answer.add_handles(number);  // its descriptor is the sender's
+  reply->response.set_pool(request.pool());
+  reply->response.add_handles(number);  // its descriptor is the sender's
   return absl::OkStatus();
 }
 
@@ -320,7 +320,7 @@ absl::Status DevicePools::Fetch(const Session& session, const v1::PoolRequest::F
                                 PoolReply* reply) {
   MutexLock lock(&mutex_);
   CRUMB_ASSIGN_OR_RETURN(const auto found, JoinedLocked(session, request.pool()));
-  reply->answer.set_pool(std::string(found->second.id.view()));
+  reply->response.set_pool(std::string(found->second.id.view()));
   AddHandles(found->second, request.first(), reply);
   return absl::OkStatus();
 }
@@ -355,7 +355,7 @@ absl::Status DevicePools::Reclaim(const Session& session, const v1::PoolRequest:
     }
   }
   EndRetired(std::move(retired));
-  reply->answer.set_bytes(freed);
+  reply->response.set_bytes(freed);
   return absl::OkStatus();
 }
 

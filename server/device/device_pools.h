@@ -70,7 +70,7 @@ class DevicePools final : public SessionMemory, public PoolPlane {
                                                 size_t count);
 
   // Lets go of what the session holds in the pool but `kept`. The process has another session: this
-  // one is given nothing more there, whatever is still under way. Answers how many slots went.
+  // one is given nothing more there, whatever is still under way. Returns how many slots went.
   size_t ReleaseAllBut(const Session& session, storage::DevicePoolNumber pool,
                        std::span<const uint64_t> kept);
   // Whether the session is given nothing more: that was called, or the session has closed. A caller

@@ -43,7 +43,7 @@ struct Geometry {
 // that they were dropped or deleted. docs/cluster.md, "What is dropped stays dropped".
 enum class Withholding : uint8_t {
   kNothing,
-  // Pages of recovered keyspaces. In force from the start of a node until it has heard of the drops
+  // Pages of recovered keyspaces. In force from the start of a node until it has received the drops
   // that other nodes made while it was down: only pages that it held before its start can be older
   // than those drops.
   kRecovered,
@@ -60,12 +60,12 @@ enum class Withholding : uint8_t {
 //   OpenKeyspace, Merge  it is made, with the generation floor as its generation
 //   SetState             kActive <-> kBf16: its INT2 pages are misses with reason QUALITY meanwhile
 //   RaiseGeneration      dropped: pages of lower generations are misses for good, and are removed
-//   NoteDeletion         pages are deleted; nodes that are away hear of it from the record
+//   NoteDeletion         pages are deleted; nodes that are away receive it with the record
 //   EndUnused            it ends: without pages and calls, in state kActive, unused for long; a
 //                        later OpenKeyspace makes a new one, above every generation it had
 //
 // Beside these, a node withholds pages that may have been dropped without its knowledge
-// (`unheard`): not by the keyspace, but by what the node has heard from others.
+// (`unsynced`): not by the keyspace, but by what the node has received from others.
 struct Keyspace {
   KeyspaceId id;
   std::map<std::string, std::string> fields;  // as the client gave them
@@ -93,14 +93,14 @@ struct Keyspace {
   // Whether pages are to miss with reason QUALITY.
   bool quality_off() const { return int2_history && state.load() == KeyspaceState::kBf16; }
   // Whether pages are to miss with reason GENERATION, because they may have been dropped.
-  bool unheard() const {
+  bool unsynced() const {
     if (withholding == nullptr) return false;
     const Withholding withheld = withholding->load();
     return withheld == Withholding::kEverything ||
            (withheld == Withholding::kRecovered && recovered.load());
   }
   // Whether pages may be served at all.
-  bool serves() const { return !quality_off() && !unheard(); }
+  bool serves() const { return !quality_off() && !unsynced(); }
 
   // kInvalidArgument when a fragment with this header cannot belong here.
   absl::Status CheckHeader(const FragmentHeader& header) const;

@@ -69,7 +69,7 @@ void DropForgotten(v1::KeyspaceRecord& record) {
 void MergeDeletions(v1::KeyspaceRecord& ours, const v1::KeyspaceRecord& theirs,
                     KeyspaceChanges& changes) {
   const auto known = NewestDeletions(ours);
-  const auto told = NewestDeletions(theirs);
+  const auto newest = NewestDeletions(theirs);
   for (const v1::Deletion& deletion : theirs.deletions()) {
     if (deletion.number() <= NumberOf(known, deletion.node())) continue;
     *ours.add_deletions() = deletion;
@@ -83,7 +83,7 @@ void MergeDeletions(v1::KeyspaceRecord& ours, const v1::KeyspaceRecord& theirs,
     forgotten = std::max(forgotten, number);
   }
   for (const auto& [node, number] : known) {
-    if (number > NumberOf(told, node)) changes.theirs_behind = true;
+    if (number > NumberOf(newest, node)) changes.theirs_behind = true;
   }
   for (const auto& [node, number] : ours.forgotten_deletions()) {
     const auto found = theirs.forgotten_deletions().find(node);

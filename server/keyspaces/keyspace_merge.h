@@ -11,7 +11,7 @@
 #include "crumb/v1/record.pb.h"
 
 // Merges of the records that nodes have of a keyspace. Merging is commutative, associative and
-// idempotent, so the order in which nodes hear of changes does not matter.
+// idempotent, so the order in which nodes receive changes does not matter.
 namespace crumb::server {
 
 // The changes that a merge made.
@@ -20,7 +20,7 @@ struct KeyspaceChanges {
   bool generation = false;
   bool state = false;
   std::vector<PageKey> deleted;  // pages that this node has to delete now
-  bool all_deleted = false;      // deletions were forgotten before this node heard of them
+  bool all_deleted = false;      // deletions were forgotten before this node received them
   bool theirs_behind = false;    // `theirs` lacks what `ours` has
 };
 
@@ -40,7 +40,7 @@ absl::Status CheckRecord(const v1::KeyspaceRecord& record);
 KeyspaceChanges MergeKeyspace(v1::KeyspaceRecord& ours, const v1::KeyspaceRecord& theirs);
 
 // Forgets deletions while the record lists more than `keys_max` keys or takes more than
-// kDeletionBytesMax bytes: the oldest of the node that lists the most. A node that has not heard of
+// kDeletionBytesMax bytes: the oldest of the node that lists the most. A node that has not received
 // a forgotten deletion deletes all its pages of the keyspace. Returns whether any was forgotten.
 bool ForgetDeletions(v1::KeyspaceRecord& record, size_t keys_max);
 

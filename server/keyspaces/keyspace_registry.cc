@@ -117,7 +117,7 @@ absl::StatusOr<std::shared_ptr<Keyspace>> KeyspaceRegistry::OpenKeyspace(
     budget_.Give(description.tenant);
     return applied;
   }
-  TellChange(id);
+  NotifyChange(id);
   return Find(id);
 }
 
@@ -126,7 +126,7 @@ absl::StatusOr<std::shared_ptr<Keyspace>> KeyspaceRegistry::Adopt(const Keyspace
   v1::KeyspaceRecord record = RecordOf(id);
   record.set_tenant(tenant);
   CRUMB_RETURN_IF_ERROR(Apply(id, record));
-  TellChange(id);
+  NotifyChange(id);
   return Find(id);
 }
 
@@ -154,7 +154,7 @@ absl::Status KeyspaceRegistry::SetState(const KeyspaceId& id, KeyspaceState stat
   record.set_state_reason(why.reason);
   record.set_state_version(record.state_version() + 1);
   CRUMB_RETURN_IF_ERROR(Apply(id, record));
-  TellChange(id);
+  NotifyChange(id);
   return absl::OkStatus();
 }
 
@@ -164,7 +164,7 @@ absl::StatusOr<uint64_t> KeyspaceRegistry::RaiseGeneration(const KeyspaceId& id)
   v1::KeyspaceRecord record = RecordOf(id);
   record.set_generation(record.generation() + 1);
   CRUMB_RETURN_IF_ERROR(Apply(id, record));
-  TellChange(id);
+  NotifyChange(id);
   return record.generation();
 }
 
@@ -175,7 +175,7 @@ absl::Status KeyspaceRegistry::NoteDeletion(const KeyspaceId& id, const std::str
   v1::KeyspaceRecord record = RecordOf(id);
   AddDeletion(record, node, keys, keys_max);
   CRUMB_RETURN_IF_ERROR(Apply(id, record));
-  TellChange(id);
+  NotifyChange(id);
   return absl::OkStatus();
 }
 
@@ -397,7 +397,7 @@ std::vector<std::shared_ptr<Keyspace>> KeyspaceRegistry::ListOf(const std::strin
 size_t KeyspaceRegistry::withheld_keyspaces() const {
   MutexLock lock(&mutex_);
   return static_cast<size_t>(std::count_if(keyspaces_.begin(), keyspaces_.end(),
-                                           [](const auto& one) { return one.second->unheard(); }));
+                                           [](const auto& one) { return one.second->unsynced(); }));
 }
 
 KeyspaceRegistry::StateReason KeyspaceRegistry::ReasonOf(const KeyspaceId& id) const {

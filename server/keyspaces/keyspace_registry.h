@@ -57,7 +57,7 @@ class KeyspaceRegistry {
   // Sets and persists the state. Blocks. kNotFound.
   absl::Status SetState(const KeyspaceId& id, KeyspaceState state, const StateReason& why);
 
-  // Raises and persists the generation; answers the new one. Blocks. kNotFound.
+  // Raises and persists the generation; returns the new one. Blocks. kNotFound.
   absl::StatusOr<uint64_t> RaiseGeneration(const KeyspaceId& id);
 
   // Notes that node `node` deletes pages, for nodes that are away. Blocks. kNotFound.
@@ -68,7 +68,7 @@ class KeyspaceRegistry {
   absl::StatusOr<KeyspaceChanges> PreviewMerge(const KeyspaceId& id,
                                                const v1::KeyspaceRecord& record) const;
 
-  // Takes over what another node knows: opens the keyspace if it is not known here. `keys_max`
+  // Takes over another node's record: opens the keyspace if it is not known here. `keys_max`
   // bounds the deletions that the merged record lists. Blocks. kInvalidArgument: not a keyspace, or
   // a record beyond CheckRecord's bounds; kResourceExhausted: too many keyspaces, and this one is
   // not known here.
@@ -150,12 +150,12 @@ class KeyspaceRegistry {
     return store_.SetTenant(keyspace.id, keyspace.tenant);
   }
 
-  // Notes the tenant that the id was made for, in a record of before tenants were noted. Holds
-  // changing_.
-  absl::StatusOr<std::shared_ptr<Keyspace>> Adopt(const KeyspaceId& id, const std::string& tenant);
+  // Notes the tenant that the id was made for, in a record of before tenants were noted.
+  absl::StatusOr<std::shared_ptr<Keyspace>> Adopt(const KeyspaceId& id, const std::string& tenant)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(changing_);
   // Removes pages of a keyspace that has no record, as after its record was damaged: no generation
-  // says which of them were dropped. Before the keyspace is opened; holds changing_.
-  absl::Status RemoveLeftovers(const KeyspaceId& id);
+  // says which of them were dropped. REQUIRES: the keyspace is not open.
+  absl::Status RemoveLeftovers(const KeyspaceId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(changing_);
   absl::Status Load(const std::string& name, const std::string& value);
   absl::Status LoadFloor(const std::string& value);
   absl::StatusOr<bool> EndIfUnused(const std::shared_ptr<Keyspace>& keyspace, const Unused& unused);
@@ -163,19 +163,21 @@ class KeyspaceRegistry {
   // registry's own.
   bool MayEnd(const std::shared_ptr<Keyspace>& keyspace, const v1::KeyspaceRecord& record,
               bool in_cluster) const;
-  // Persists when a keyspace was last used, if that is news worth a write; holds changing_.
-  absl::StatusOr<uint64_t> NoteLastUse(const Keyspace& keyspace, const Unused& unused);
-  // Removes record and keyspace; holds changing_.
-  absl::Status EndOne(const Keyspace& keyspace);
+  // Persists when a keyspace was last used, if that is news worth a write.
+  absl::StatusOr<uint64_t> NoteLastUse(const Keyspace& keyspace, const Unused& unused)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(changing_);
+  // Removes record and keyspace.
+  absl::Status EndOne(const Keyspace& keyspace) ABSL_EXCLUSIVE_LOCKS_REQUIRED(changing_);
   // Gives the record of `id` the next change number.
   void NoteChange(const KeyspaceId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The record of `id` is gone: no page of records names it any more.
   void ForgetChange(const KeyspaceId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Persists and applies; holds changing_.
-  absl::Status Apply(const KeyspaceId& id, const v1::KeyspaceRecord& record);
+  // Persists and applies a record.
+  absl::Status Apply(const KeyspaceId& id, const v1::KeyspaceRecord& record)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(changing_);
   absl::StatusOr<std::shared_ptr<Keyspace>> MakeFrom(const KeyspaceId& id,
                                                      const v1::KeyspaceRecord& record);
-  void TellChange(const KeyspaceId& id) const {
+  void NotifyChange(const KeyspaceId& id) const {
     if (changed_) changed_(id);
   }
 

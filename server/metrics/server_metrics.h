@@ -104,7 +104,7 @@ struct ServerMetrics {
   RequestMetrics requests;
   StageMetrics stages;
   ModelTokens tokens;
-  PageWindows asked_pages{Clock::Real().Now()};  // of Acquires
+  PageWindows requested_pages{Clock::Real().Now()};  // of Acquires
   std::array<Counter, kRejectionCount> rejected;
   std::array<Counter, kRejectionCount> part_rejected;  // because the tenant held its part
   std::array<Counter, kRefusalCount> refused_pages;

@@ -11,7 +11,7 @@ namespace crumb::server {
 namespace {
 
 // The way back over a local socket.
-constexpr auto kAnswerMargin = std::chrono::milliseconds(1);
+constexpr auto kResponseMargin = std::chrono::milliseconds(1);
 
 constexpr std::string_view kScheme = "Bearer ";
 
@@ -65,7 +65,7 @@ absl::StatusOr<std::shared_ptr<Session>> SessionOf(const grpc::CallbackServerCon
 TimePoint DeadlineOf(const grpc::CallbackServerContext& call, TimePoint now) {
   const auto deadline = call.deadline();
   if (deadline == std::chrono::system_clock::time_point::max()) return TimePoint::max();
-  const auto left = deadline - std::chrono::system_clock::now() - kAnswerMargin;
+  const auto left = deadline - std::chrono::system_clock::now() - kResponseMargin;
   // Far deadlines would overflow the sum.
   if (left > std::chrono::hours(24)) return TimePoint::max();
   return now + std::chrono::duration_cast<Duration>(left);

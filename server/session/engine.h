@@ -46,7 +46,7 @@ class Engine {
   unsigned uid() const { return uid_; }
   const std::string& tenant() const { return tenant_; }  // empty: none
 
-  // Takes up to `wanted` pages off the budget and answers how many; 0 when none are left, when
+  // Takes up to `wanted` pages off the budget and returns how many; 0 when none are left, when
   // there are too many leases, or when the engine has ended. Ended by AddLease.
   uint64_t TakeBudget(uint64_t wanted);
 

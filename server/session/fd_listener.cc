@@ -305,7 +305,7 @@ class EpollFdListener : public FdListener {
     tasks_->Destroy(OwnerOfConnection(connection), std::move(*fd));
   }
 
-  // Grants and answers would get between each other on one socket.
+  // Slab grants and pool replies on one socket would interleave.
   bool HasPools(const Connection& connection) const {
     return pools_.enabled() && (connection.slabs == nullptr || connection.pools != nullptr);
   }
@@ -348,16 +348,16 @@ class EpollFdListener : public FdListener {
         hello.ok() ? OpenFor(connection, hello->request) : hello.status();
     if (!session.ok()) {
       LogWarningLimited("session refused: {}", session.status().ToString());
-      metrics_.hellos_refused.Add();  // before the answer, which the process may act on
+      metrics_.hellos_refused.Add();  // before the refusal, which the process may act on
       RefuseHello(connection.socket->get(), session.status());
       return false;
     }
     connection.session = *session;
     connection.pidfd = std::move(hello->pidfd);
-    const absl::Status answered = Welcome(number, connection, *hello);
-    if (!answered.ok() || !Add(connection.pidfd.get(), WordOf(number, Source::kPidfd)).ok()) {
+    const absl::Status sent = Welcome(number, connection, *hello);
+    if (!sent.ok() || !Add(connection.pidfd.get(), WordOf(number, Source::kPidfd)).ok()) {
       LogWarningLimited("session of {} is not opened: {}", (*session)->process_name(),
-                        answered.ToString());
+                        sent.ToString());
       metrics_.hellos_refused.Add();
       sessions_.End(*session);
       return false;
@@ -399,7 +399,7 @@ class EpollFdListener : public FdListener {
       CRUMB_ASSIGN_OR_RETURN(staging_calls, OpenCalls(options_.staging_calls, connection));
       connection.staging_calls = staging_calls.number;
     }
-    return AnswerHello(SenderTo(connection), *connection.session, slabs, options_.epoch,
+    return SendWelcome(SenderTo(connection), *connection.session, slabs, options_.epoch,
                        static_cast<uint32_t>(options_.limits.lease_pages_max),
                        {HasPools(connection), pools.get()},
                        {calls.socket.get(), staging_calls.socket.get()});

@@ -17,8 +17,8 @@ namespace crumb::server {
 // Opens sessions at crumbd.fd.sock: takes a process's hello and pidfd, sends token and descriptors,
 // passes descriptors of device pools between processes, and ends sessions whose process ends. One
 // thread, woken by its sockets and pidfds. It waits for no process: the only system calls that it
-// makes on a received descriptor are those that tell a pidfd. PoolRequests are answered, and other
-// received descriptors closed, by tasks of the process's tenant or user (OwnerTasks).
+// makes on a received descriptor are those that recognize a pidfd. PoolRequests are handled, and
+// other received descriptors closed, by tasks of the process's tenant or user (OwnerTasks).
 class FdListener {
  public:
   struct Options {
@@ -32,7 +32,7 @@ class FdListener {
     CallPlane* staging_calls = nullptr;
   };
 
-  // kAlreadyExists: another crumbd answers there; kNotFound: the folder is missing. The references
+  // kAlreadyExists: another crumbd listens there; kNotFound: the folder is missing. The references
   // must outlive this.
   static absl::StatusOr<std::unique_ptr<FdListener>> Start(const Options& options,
                                                            SessionTable& sessions,

@@ -26,7 +26,8 @@ constexpr size_t kProcessNameBytesMax = 64;
 constexpr std::string_view kPidfdLink = "anon_inode:[pidfd]";
 constexpr std::string_view kPidLine = "Pid:\t";
 
-// The process of a pidfd as /proc tells it; 0 when it is outside our namespace, -1 when it is gone.
+// The process of a pidfd according to /proc; 0 when it is outside our namespace, -1 when it is
+// gone.
 int PidOf(int fd) {
   std::ifstream info("/proc/self/fdinfo/" + std::to_string(fd));
   std::string line;
@@ -107,7 +108,7 @@ absl::StatusOr<Hello> ReadHello(int socket, FdMessage& message, const SessionLim
     return absl::InvalidArgumentError("the first message is no SessionHello");
   }
   if (hello.protocol_version() != kSessionProtocolVersion) {
-    return absl::InvalidArgumentError(fmt::format("protocol version {}, crumbd speaks {}",
+    return absl::InvalidArgumentError(fmt::format("protocol version {}, crumbd supports {}",
                                                   hello.protocol_version(),
                                                   kSessionProtocolVersion));
   }
@@ -141,7 +142,7 @@ void RefuseHello(int socket, const absl::Status& why) {
   SendFdMessage(socket, welcome.SerializeAsString(), {}).IgnoreError();
 }
 
-absl::Status AnswerHello(const DescriptorSender& send, const Session& session,
+absl::Status SendWelcome(const DescriptorSender& send, const Session& session,
                          std::span<const storage::Slab> slabs, uint64_t epoch,
                          uint32_t lease_pages_max, WelcomePools pools, WelcomeCalls calls) {
   std::vector<int> fds;

@@ -43,11 +43,11 @@ struct Hello {
 absl::StatusOr<Hello> ReadHello(int socket, FdMessage& message, const SessionLimits& limits,
                                 const SessionTenants& tenants = {});
 
-// Tells why, as far as the process reads it.
+// Sends the reason, as far as the process reads it.
 void RefuseHello(int socket, const absl::Status& why);
 
 struct WelcomePools {
-  bool kept = false;  // the process may ask about device pools
+  bool kept = false;  // the process may send PoolRequests
   int socket = -1;    // where it does; -1: the session's
 };
 
@@ -63,7 +63,7 @@ using DescriptorSender =
 
 // Sends token, descriptors of staging memory and slabs; without slabs the session gets grants.
 // Without sockets for calls, the process makes them over gRPC alone. Returns the result of `send`.
-absl::Status AnswerHello(const DescriptorSender& send, const Session& session,
+absl::Status SendWelcome(const DescriptorSender& send, const Session& session,
                          std::span<const storage::Slab> slabs, uint64_t epoch,
                          uint32_t lease_pages_max, WelcomePools pools = {},
                          WelcomeCalls calls = {});

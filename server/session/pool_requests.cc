@@ -20,14 +20,14 @@ constexpr std::string_view kNoError("\x08\0", 2);
 // theirs.
 constexpr Duration kReadPatience = std::chrono::seconds(1);
 
-// Fails if the process does not read its answers. kResourceExhausted: it, and others of its user
+// Fails if the process does not read its replies. kResourceExhausted: it, and others of its user
 // or tenant, leave too many descriptors unread; an error is sent instead if nothing was.
 absl::Status SendReply(UnreadDescriptors& unread, const std::string& owner, const SharedFd& socket,
                        const PoolReply& reply) {
   std::vector<int> fds;
   for (const SharedFd& fd : reply.fds) fds.push_back(fd->get());
-  std::string bytes = reply.answer.SerializeAsString();
-  // An answer without content; a message without content would be the end of the connection.
+  std::string bytes = reply.response.SerializeAsString();
+  // A reply without content; a message without content would be the end of the connection.
   if (bytes.empty()) bytes = kNoError;
   bool begun = false;
   const absl::Status sent =

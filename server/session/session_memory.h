@@ -13,7 +13,7 @@ class SessionMemory {
   virtual ~SessionMemory() = default;
   // Whether the process may be using what others would get when its session ended.
   virtual bool Holds(const Session& session) const = 0;
-  // The process is asked for nothing any more; it may live and use what it holds.
+  // No request is sent to the process from here on; it may live and use what it holds.
   virtual void CallsEnded(const Session& session) = 0;
   // The process is gone, or has given back all it held.
   virtual void ProcessEnded(const Session& session) = 0;

@@ -52,7 +52,8 @@ class SessionTable {
   // Called, on any thread, after sessions ended otherwise than by End. Set before use.
   void OnEnded(std::function<void()> ended) { ended_ = std::move(ended); }
 
-  // Told of sessions that end, from now on; outlives the calls here. Set before use.
+  // Sets the object that is notified of sessions that end, from now on; outlives the calls here.
+  // Set before use.
   void SetMemory(SessionMemory* memory) { memory_ = memory; }
 
   // kInvalidArgument: the engine's id has a wrong size; kNotFound: another user's or tenant's
@@ -78,7 +79,7 @@ class SessionTable {
   // False: the engine has no such lease.
   bool Release(Session& session, storage::LeaseId lease);
 
-  // The session's stream has ended: it can be asked for nothing.
+  // The session's stream has ended: no request can be sent to it.
   void NoteStreamEnd(const Session& session);
   // The session holds less than before: ends it if it is disconnected and holds nothing.
   void NoteLetGo(const Session& session);

@@ -28,8 +28,8 @@ class SlabGate {
       : slab_bytes_(slab_bytes), send_(std::move(send)), socket_(socket) {}
 
   // Sends those slabs of leased fragments of a keyspace that the process does not have. Call before
-  // it hears of the fragments. kPermissionDenied: they lie in another tenant's slab; kUnavailable:
-  // the process reads nothing from its socket, or has closed it.
+  // the response with the fragments. kPermissionDenied: they lie in another tenant's slab;
+  // kUnavailable: the process reads nothing from its socket, or has closed it.
   absl::Status Grant(const storage::TieredStore& store, const KeyspaceId& keyspace,
                      std::span<const storage::FragmentRef> fragments);
 

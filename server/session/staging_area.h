@@ -77,7 +77,7 @@ class StagingArea {
 
  private:
   struct Reservation {
-    uint64_t bytes = 0;    // asked for
+    uint64_t bytes = 0;    // requested
     uint64_t request = 0;  // number of the Reserve
     bool committing = false;
   };

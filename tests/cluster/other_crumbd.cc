@@ -36,12 +36,12 @@ int main(int argc, char** argv) {
   options.Complete();
   const absl::Status valid = options.Validate();
   if (!valid.ok()) return failed(valid);
-  crumb::server::Spoken spoken{
+  crumb::server::ProtocolVersions versions{
       .wire_min = number(2), .wire_max = number(3), .layout_id = number(4)};
   if (argc == 7) {
-    spoken.frames = {static_cast<uint16_t>(number(5)), static_cast<uint16_t>(number(6))};
+    versions.frames = {static_cast<uint16_t>(number(5)), static_cast<uint16_t>(number(6))};
   }
-  const auto daemon = Daemon::Start(options, crumb::storage::TieredStore::Open, nullptr, spoken);
+  const auto daemon = Daemon::Start(options, crumb::storage::TieredStore::Open, nullptr, versions);
   if (!daemon.ok()) return failed(daemon.status());
   int signal = 0;
   ::sigwait(&signals, &signal);

@@ -58,14 +58,14 @@ class HolderDirectoryTest : public testing::Test {
   }
 
   std::optional<HolderDirectory::Referral> Refer(HolderDirectory& directory,
-                                                 const std::string& asker, int first, int count,
+                                                 const std::string& requester, int first, int count,
                                                  size_t own_pages = 0,
                                                  const TileRange& range = kAll,
                                                  uint64_t generation = 1,
                                                  const std::string& tenant = "") {
     const std::vector<PageKey> keys = KeysFrom(first, count);
-    HolderDirectory::Question question;
-    question.asker = asker;
+    HolderDirectory::Query question;
+    question.requester = requester;
     question.keyspace = KeyspaceOf("keyspace of " + tenant);
     question.generation = generation;
     question.range = range;
@@ -75,9 +75,9 @@ class HolderDirectoryTest : public testing::Test {
   }
 
   // The first node of the referral; empty: there is none.
-  std::string First(HolderDirectory& directory, const std::string& asker, int first, int count,
+  std::string First(HolderDirectory& directory, const std::string& requester, int first, int count,
                     size_t own_pages = 0, const TileRange& range = kAll) {
-    const auto referral = Refer(directory, asker, first, count, own_pages, range);
+    const auto referral = Refer(directory, requester, first, count, own_pages, range);
     return referral ? referral->nodes.front() : "";
   }
 

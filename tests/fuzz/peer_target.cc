@@ -48,11 +48,12 @@ class HostilePeer final : public Peer {
     record.set_id("hostile");
     return record;
   }
-  void Acquire(v1::PeerAcquireRequest, TimePoint, Answer<v1::PeerAcquireResponse>) override {}
+  void Acquire(v1::PeerAcquireRequest, TimePoint, Callback<v1::PeerAcquireResponse>) override {}
   void Release(uint64_t) override {}
-  void Push(v1::PeerPushRequest, TimePoint, Answer<v1::PeerPushResponse>) override {}
-  void Keyspaces(v1::PeerKeyspacesRequest, TimePoint, Answer<v1::PeerKeyspacesResponse>) override {}
-  void Drain(TimePoint, Answer<v1::PeerDrainResponse>) override {}
+  void Push(v1::PeerPushRequest, TimePoint, Callback<v1::PeerPushResponse>) override {}
+  void Keyspaces(v1::PeerKeyspacesRequest, TimePoint,
+                 Callback<v1::PeerKeyspacesResponse>) override {}
+  void Drain(TimePoint, Callback<v1::PeerDrainResponse>) override {}
   void Fetch(transport::FetchRequest request, transport::FetchDone done) override {
     MutexLock lock(&mutex_);
     pages_ += request.pages.size();

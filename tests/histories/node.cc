@@ -97,7 +97,7 @@ Node::Node(const Profile& profile, Disk& disk, const std::string& tenants_file,
     events.SettleWaits(keyspace, key);
   };
   store_events.page = [this](const storage::PageEvent& event) { events.Publish(event); };
-  store_events.slab_gone = [this](uint32_t slab) { TellSlabGone(slab); };
+  store_events.slab_gone = [this](uint32_t slab) { NotifySlabGone(slab); };
   storage::StoreStart start;
   start.epochs = epochs;
   start.slabs_of_tenants = profile.own_slabs;
@@ -155,7 +155,7 @@ server::CallContext Node::ContextOf(int tenant) {
           pools.get()};
 }
 
-void Node::TellSlabGone(uint32_t slab) {
+void Node::NotifySlabGone(uint32_t slab) {
   if (sessions == nullptr) return;
   for (const auto& session : sessions->List()) {
     if (session->slabs() != nullptr && !session->slabs()->Forget(slab)) continue;

@@ -62,7 +62,7 @@ class Node {
   std::unique_ptr<Executor> listener;
 
  private:
-  void TellSlabGone(uint32_t slab);
+  void NotifySlabGone(uint32_t slab);
 
   bool stopped_ = false;
 };

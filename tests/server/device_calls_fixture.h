@@ -14,6 +14,7 @@
 #include "server/calls/lease_calls.h"
 #include "server/calls/staging_calls.h"
 #include "server/device/device_pools.h"
+#include "tests/common/fake_clock.h"
 #include "tests/server/call_fixture.h"
 
 namespace crumb::server {
@@ -79,13 +80,13 @@ class DeviceCallsTest : public CallFixture {
   // Takes part in the pool with a handle; answers its id.
   std::string Join(const std::shared_ptr<Session>& session, bool offer = true) {
     const PoolReply joined = pools_.Handle(session, JoinRequest(), {});
-    EXPECT_EQ(joined.answer.code(), 0u) << joined.answer.error();
-    if (offer && joined.answer.handles_size() == 0) {
+    EXPECT_EQ(joined.response.code(), 0u) << joined.response.error();
+    if (offer && joined.response.handles_size() == 0) {
       v1::PoolRequest request;
-      request.mutable_offer()->set_pool(joined.answer.pool());
-      EXPECT_EQ(pools_.Handle(session, request, OneFd()).answer.code(), 0u);
+      request.mutable_offer()->set_pool(joined.response.pool());
+      EXPECT_EQ(pools_.Handle(session, request, OneFd()).response.code(), 0u);
     }
-    return joined.answer.pool();
+    return joined.response.pool();
   }
 
   std::vector<uint64_t> Reserve(const Session& session, const std::string& pool, uint32_t count,
@@ -142,7 +143,7 @@ class DeviceCallsTest : public CallFixture {
 
   uint32_t Code(const std::shared_ptr<Session>& session, const v1::PoolRequest& request,
                 std::vector<UniqueFd> fds = {}) {
-    return pools_.Handle(session, request, std::move(fds)).answer.code();
+    return pools_.Handle(session, request, std::move(fds)).response.code();
   }
 
   // Called once, by the next Reserve that has to evict, between its two looks at the session.

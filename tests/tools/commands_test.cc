@@ -170,12 +170,12 @@ TEST_F(CommandsTest, NodesWhereAndDrain) {
   node.state = "drained";
   crumbd_.nodes.nodes.push_back(node);
   crumbd_.nodes.refused = {"node x has another layout"};
-  crumbd_.nodes.trouble = "for 3 s etcd does not answer";
+  crumbd_.nodes.trouble = "for 3 s etcd does not respond";
   const CommandResult nodes = Run(NodesCommand{});
   EXPECT_EQ(nodes.json["nodes"].size(), 2u);
   EXPECT_NE(nodes.text.find("refused: node x has another layout"), std::string::npos);
   EXPECT_NE(nodes.text.find("trouble: for 3 s etcd"), std::string::npos);
-  EXPECT_EQ(nodes.json["trouble"], "for 3 s etcd does not answer");
+  EXPECT_EQ(nodes.json["trouble"], "for 3 s etcd does not respond");
   const CommandResult where = Run(WhereCommand{key_, ""});
   EXPECT_EQ(where.json["run"], key_);
   EXPECT_NE(where.text.find("held by         node-1, node-2"), std::string::npos);

@@ -14,11 +14,11 @@ namespace crumb::server {
 // How this node shows itself to etcd, and checks that it is etcd: docs/security.md.
 struct EtcdAccess {
   std::string ca_file;    // empty: plaintext
-  std::string cert_file;  // empty: etcd asks for none
+  std::string cert_file;  // empty: etcd requires none
   std::string key_file;
   std::string server_name;  // that etcd's certificate carries; empty: the host of its address
   Duration reload_interval = std::chrono::seconds(10);
-  std::string user;  // empty: etcd asks for none
+  std::string user;  // empty: etcd requires none
   std::string password_file;
 
   bool tls() const { return !ca_file.empty(); }

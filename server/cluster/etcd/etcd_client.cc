@@ -21,7 +21,7 @@ constexpr int kKeepAliveMs = 10'000;
 constexpr int kKeepAliveTimeoutMs = 5'000;
 // gRPC takes this for the time that a connection may take to come up, too.
 constexpr int kConnectTimeoutMs = 3000;
-// Entries of one answer to a Range: what an answer may have at first, and at most. A value is 1.5
+// Entries of one response to a Range: the number requested at first, and at most. A value is 1.5
 // MiB at most (etcd's own bound of a request), a message as long as kMessageBytesMax.
 constexpr int64_t kRangeEntries = 16;
 constexpr int64_t kRangeEntriesMax = 1024;
@@ -175,11 +175,11 @@ class GrpcEtcdClient final : public EtcdClient {
     etcdserverpb::LeaseKeepAliveResponse response;
     CRUMB_RETURN_IF_ERROR(Call([&](Member& member, grpc::ClientContext* context) {
       auto stream = member.lease->LeaseKeepAlive(context);
-      const bool answered =
+      const bool responded =
           stream->Write(request) && stream->WritesDone() && stream->Read(&response);
       const grpc::Status status = stream->Finish();
-      // Cancelled by its own end is no failure once the answer is here.
-      return answered ? grpc::Status::OK
+      // Cancelled by its own end is no failure once the response is here.
+      return responded ? grpc::Status::OK
              : status.ok()
                  ? grpc::Status(grpc::StatusCode::UNAVAILABLE, "etcd ended the stream at once")
                  : status;

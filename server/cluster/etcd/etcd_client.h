@@ -25,7 +25,8 @@ struct EtcdEntry {
 
 // The few calls of etcd that crumbd makes. Calls block until their deadline at most; after a
 // failure the next call goes to the next member. Thread-safe. Codes are those of gRPC:
-// kUnavailable and kDeadlineExceeded no member answers; kResourceExhausted etcd's space is used up.
+// kUnavailable and kDeadlineExceeded no member responds; kResourceExhausted etcd's space is used
+// up.
 class EtcdClient {
  public:
   // `endpoints`: HOST:PORT each. Connects at the first call, logs in at the first that needs it,
@@ -52,7 +53,7 @@ class EtcdClient {
   virtual absl::Status KeepAlive(int64_t lease) = 0;
 
   // Calls `changed` with the changes of entries under `prefix` after `revision`, batch by batch,
-  // until the connection breaks, Cancel is called, `changed` answers false (kAborted), or the
+  // until the connection breaks, Cancel is called, `changed` returns false (kAborted), or the
   // history is gone (kDataLoss); then the range must be read again.
   using Changed = std::function<bool(std::vector<EtcdEntry>)>;
   virtual absl::Status Watch(const std::string& prefix, int64_t revision,

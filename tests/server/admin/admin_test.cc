@@ -33,7 +33,7 @@ class AdminTest : public CallFixture {
     return ExportText({metrics_,
                        store_.Stats(),
                        sessions_.totals(),
-                       metrics_.asked_pages.Read(context_.clock.Now()),
+                       metrics_.requested_pages.Read(context_.clock.Now()),
                        2,
                        1,
                        0,

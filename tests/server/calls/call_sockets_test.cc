@@ -67,7 +67,7 @@ TEST_F(CallSocketsTest, MoreCallsThanTheBoundAllowsAreRefused) {
 }
 
 TEST_F(CallSocketsTest, FragmentsThatDoNotFitAreAnsweredToWhoNamesTheLease) {
-  Start({.answer_bytes_max = 64});
+  Start({.response_bytes_max = 64});
   Ask(Call(1, 0, 8));
   const v1::SocketAnswer answer = Answer();
   EXPECT_TRUE(answer.fragments_apart());

@@ -109,7 +109,7 @@ TEST_F(LeaseCallsTest, KeysBehindAMissAreCountedAndNotLookedFor) {
   EXPECT_EQ(Tokens(TokenTier::kWindow), 300u);
   EXPECT_EQ(AllTokens(), 3u * kPageTokens + 300u);
   const auto asked = [&] {
-    return metrics_.asked_pages.Read(context_.clock.Now()).front().requested_pages;
+    return metrics_.requested_pages.Read(context_.clock.Now()).front().requested_pages;
   };
   EXPECT_EQ(asked(), 3u);
   // They took nothing off the engine's budget.

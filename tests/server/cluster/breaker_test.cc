@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "server/cluster/view.h"
+#include "tests/common/fake_clock.h"
 
 namespace crumb::server {
 namespace {

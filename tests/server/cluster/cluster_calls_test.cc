@@ -122,7 +122,7 @@ TEST_P(ClusterCallsTest, PrefetchBringsPagesOfOtherNodes) {
     request.set_keys(sequence.Keys());
     v1::PrefetchResponse response;
     ASSERT_TRUE(reader_->stub().Prefetch(reader_->Context().get(), request, &response).ok());
-    asked += response.asked_pages();
+    asked += response.requested_pages();
     EXPECT_TRUE(Eventually([&] { return AllInHostMemory(sequence); }));
   }
   EXPECT_GT(asked, 0u);

@@ -400,7 +400,7 @@ TEST_F(EtcdClusterTest, AFrozenEtcdIsToldOfAndNobodyLeavesWhenItGoesOn) {
   const auto frozen = std::chrono::steady_clock::now();
   EXPECT_TRUE(
       Eventually([&] { return SeriesOf(admin, "crumb_etcd_state{state=\"silent\"}") == 1; }));
-  EXPECT_THAT(nodes.ListNodes(1).trouble(), HasSubstr("etcd does not answer"));
+  EXPECT_THAT(nodes.ListNodes(1).trouble(), HasSubstr("etcd does not respond"));
   const TestSequence sequence(310, 40);
   auto writer = nodes.Connect(0);
   auto reader = nodes.Connect(1);

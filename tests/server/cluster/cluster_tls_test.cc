@@ -119,7 +119,7 @@ TEST_F(ClusterTlsTest, ANodeOfAnotherAuthorityStaysOutside) {
   settings.change = [&](int node, Options& options) {
     common(node, options);
     options.cluster.start_deadline = std::chrono::milliseconds(300);
-    options.cluster.serve_unheard = true;  // neither ever hears of the other
+    options.cluster.serve_unsynced = true;  // neither ever hears of the other
     if (node == 0) return;
     options.listen.tls.cert_file = made_.cert("foreign");
     options.listen.tls.key_file = made_.key("foreign");

@@ -25,11 +25,12 @@ class QuietPeer final : public Peer {
     record.set_id(id);
     return record;
   }
-  void Acquire(v1::PeerAcquireRequest, TimePoint, Answer<v1::PeerAcquireResponse>) override {}
+  void Acquire(v1::PeerAcquireRequest, TimePoint, Callback<v1::PeerAcquireResponse>) override {}
   void Release(uint64_t) override {}
-  void Push(v1::PeerPushRequest, TimePoint, Answer<v1::PeerPushResponse>) override {}
-  void Keyspaces(v1::PeerKeyspacesRequest, TimePoint, Answer<v1::PeerKeyspacesResponse>) override {}
-  void Drain(TimePoint, Answer<v1::PeerDrainResponse>) override {}
+  void Push(v1::PeerPushRequest, TimePoint, Callback<v1::PeerPushResponse>) override {}
+  void Keyspaces(v1::PeerKeyspacesRequest, TimePoint,
+                 Callback<v1::PeerKeyspacesResponse>) override {}
+  void Drain(TimePoint, Callback<v1::PeerDrainResponse>) override {}
   // Keeps its memory until `fetches` is cleared, and answers nothing.
   void Fetch(transport::FetchRequest request, transport::FetchDone done) override {
     fetches.emplace_back(std::move(request), std::move(done));
@@ -424,11 +425,11 @@ TEST_F(PeerCallsTest, OfferedPagesAreNotedAndReadersReferredToTheirHolder) {
   EXPECT_THAT(response.referrals(0).nodes(), testing::ElementsAre("peer"));
   EXPECT_EQ(counts_.referrals_given.value(), 1u);
   // Not to itself, and not a node that is not in the view.
-  for (const char* asker : {"peer", "stranger"}) {
-    request = Request(asker, {Keys(10, 5)});
+  for (const char* requester : {"peer", "stranger"}) {
+    request = Request(requester, {Keys(10, 5)});
     request.set_refer(true);
     ASSERT_TRUE(Acquire(request, &response).ok());
-    EXPECT_EQ(response.referrals_size(), 0) << asker;
+    EXPECT_EQ(response.referrals_size(), 0) << requester;
   }
 }
 

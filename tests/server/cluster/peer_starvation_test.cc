@@ -6,7 +6,7 @@
 
 #include "crumb/v1/peer_service.grpc.pb.h"
 #include "gtest/gtest.h"
-#include "server/cluster/spoken.h"
+#include "server/cluster/protocol_versions.h"
 #include "tests/common/eventually.h"
 #include "tests/server/cluster/test_nodes.h"
 #include "tests/server/latency.h"

@@ -34,7 +34,7 @@ class FakePeer : public Peer {
 
   // Answers what it was asked while it was silent.
   void AnswerLate() {
-    std::vector<Answer<v1::PeerAcquireResponse>> late;
+    std::vector<Callback<v1::PeerAcquireResponse>> late;
     {
       MutexLock lock(&mutex);
       late.swap(held);
@@ -43,7 +43,7 @@ class FakePeer : public Peer {
   }
 
   void Acquire(v1::PeerAcquireRequest request, TimePoint,
-               Answer<v1::PeerAcquireResponse> answer) override {
+               Callback<v1::PeerAcquireResponse> answer) override {
     ++asks;
     runs_asked += request.runs_size();
     if (silent) {
@@ -74,14 +74,14 @@ class FakePeer : public Peer {
     answer(std::move(response));
   }
   void Release(uint64_t) override { ++released; }
-  void Push(v1::PeerPushRequest, TimePoint, Answer<v1::PeerPushResponse> answer) override {
+  void Push(v1::PeerPushRequest, TimePoint, Callback<v1::PeerPushResponse> answer) override {
     answer(absl::UnimplementedError("not in this test"));
   }
   void Keyspaces(v1::PeerKeyspacesRequest, TimePoint,
-                 Answer<v1::PeerKeyspacesResponse> answer) override {
+                 Callback<v1::PeerKeyspacesResponse> answer) override {
     answer(absl::UnimplementedError("not in this test"));
   }
-  void Drain(TimePoint, Answer<v1::PeerDrainResponse> answer) override {
+  void Drain(TimePoint, Callback<v1::PeerDrainResponse> answer) override {
     answer(absl::UnimplementedError("not in this test"));
   }
   void Fetch(transport::FetchRequest request, transport::FetchDone done) override {
@@ -145,7 +145,7 @@ class FakePeer : public Peer {
   uint32_t tile_bytes = 0;
   PageKey corrupt;  // of which another page comes
   Mutex mutex;
-  std::vector<Answer<v1::PeerAcquireResponse>> held ABSL_GUARDED_BY(mutex);
+  std::vector<Callback<v1::PeerAcquireResponse>> held ABSL_GUARDED_BY(mutex);
   std::vector<std::function<void()>> held_fetches ABSL_GUARDED_BY(mutex);
   std::vector<std::string> refers_to ABSL_GUARDED_BY(mutex);
   std::vector<std::string> lacking ABSL_GUARDED_BY(mutex);

@@ -14,7 +14,7 @@ namespace {
 class ReferralTest : public PullTest {
  protected:
   ReferralTest() {
-    const std::string home = peers_.HomesToAsk(Key(0)).at(0)->id();
+    const std::string home = peers_.HomesToQuery(Key(0)).at(0)->id();
     for (const auto& fake : fakes_) {
       (fake->id() == home ? homes_ : others_).push_back(fake);
     }
@@ -168,8 +168,8 @@ TEST_F(ReferralTest, AHomeFollowsItsOwnDirectory) {
   Note(others_[0]->id(), 40);
   PullRequest rest = Request(0, 40);
   EXPECT_EQ(PullWithDirectory(rest).pages, 20u);
-  HolderDirectory::Question question;
-  question.asker = "reader";
+  HolderDirectory::Query question;
+  question.requester = "reader";
   question.keyspace = keyspace_->id;
   question.generation = 1;
   question.range = kGeometry.all_tiles();

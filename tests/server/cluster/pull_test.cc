@@ -277,7 +277,7 @@ TEST_F(PullTest, FindTellsWhoHasWhatWithOneCallANodeAndMovesNothing) {
     }
     EXPECT_EQ(found.tiers[static_cast<size_t>(i)], Tier::kRemote);
     const PageKey run = Key(i / static_cast<int>(kRunPages) * static_cast<int>(kRunPages));
-    EXPECT_EQ(found.nodes.at(found.page_nodes[remote++]), peers_.HomesToAsk(run).at(0)->id());
+    EXPECT_EQ(found.nodes.at(found.page_nodes[remote++]), peers_.HomesToQuery(run).at(0)->id());
   }
   for (const auto& fake : fakes_) {
     EXPECT_LE(fake->asks.load(), 1);
@@ -310,7 +310,7 @@ TEST_F(PullTest, FindEndsAtItsDeadline) {
 TEST_F(PullTest, FindTakesAnswersThatDoNotFitForNone) {
   for (const auto& fake : fakes_) fake->nonsense = true;
   EXPECT_EQ(Find(Request(0, 40)).tiers.size(), 0u);
-  EXPECT_GT(counts_.pull_ask_failures.value(), 0u);
+  EXPECT_GT(counts_.pull_acquire_failures.value(), 0u);
 }
 
 TEST_F(PullTest, ARunThatIsNotKnownIsFoundByAskingEveryone) {

@@ -54,12 +54,12 @@ class Home : public Peer {
       : Peer(RecordOf(id), breaker, Clock::Real()) {}
 
   void Acquire(v1::PeerAcquireRequest, TimePoint,
-               Peer::Answer<v1::PeerAcquireResponse> answer) override {
+               Peer::Callback<v1::PeerAcquireResponse> answer) override {
     answer(absl::UnimplementedError("not in this test"));
   }
   void Release(uint64_t) override {}
   void Push(v1::PeerPushRequest request, TimePoint,
-            Peer::Answer<v1::PeerPushResponse> answer) override {
+            Peer::Callback<v1::PeerPushResponse> answer) override {
     Behaviour behaviour;
     {
       MutexLock lock(&mutex_);
@@ -75,10 +75,10 @@ class Home : public Peer {
     answer(said);
   }
   void Keyspaces(v1::PeerKeyspacesRequest, TimePoint,
-                 Peer::Answer<v1::PeerKeyspacesResponse> answer) override {
+                 Peer::Callback<v1::PeerKeyspacesResponse> answer) override {
     answer(absl::UnimplementedError("not in this test"));
   }
-  void Drain(TimePoint, Peer::Answer<v1::PeerDrainResponse> answer) override {
+  void Drain(TimePoint, Peer::Callback<v1::PeerDrainResponse> answer) override {
     answer(absl::UnimplementedError("not in this test"));
   }
   void Fetch(transport::FetchRequest, transport::FetchDone) override {}
@@ -115,7 +115,7 @@ class Home : public Peer {
   }
 
  private:
-  using Offer = std::pair<v1::PeerPushRequest, Peer::Answer<v1::PeerPushResponse>>;
+  using Offer = std::pair<v1::PeerPushRequest, Peer::Callback<v1::PeerPushResponse>>;
 
   void Take(const v1::PeerPushRequest& request) {
     MutexLock lock(&mutex_);

@@ -7,7 +7,7 @@
 #include "crumb/v1/peer_service.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/cluster/spoken.h"
+#include "server/cluster/protocol_versions.h"
 #include "tests/common/eventually.h"
 #include "tests/server/cluster/etcd_process.h"
 #include "tests/server/cluster/test_nodes.h"
@@ -194,14 +194,14 @@ class ScriptedPeer final : public v1::PeerService::Service {
 };
 
 // One node whose list names `peer`, too.
-TestNodes::Settings WithPeer(const std::string& peer, bool serve_unheard = false) {
+TestNodes::Settings WithPeer(const std::string& peer, bool serve_unsynced = false) {
   TestNodes::Settings settings;
   settings.count = 1;
   settings.ucx = false;
-  settings.change = [peer, serve_unheard](int, Options& options) {
+  settings.change = [peer, serve_unsynced](int, Options& options) {
     options.log.severity = "off";
     options.cluster.nodes.push_back(peer);
-    options.cluster.serve_unheard = serve_unheard;
+    options.cluster.serve_unsynced = serve_unsynced;
     options.cluster.lookup_deadline = std::chrono::milliseconds(100);
   };
   return settings;
@@ -227,7 +227,7 @@ TEST(RecordExchangeTest, ANodeThatCouldNotHearOfDropsSaysSoAndServesNothing) {
     EXPECT_THAT(nodes.ListNodes(0).trouble(), HasSubstr("pages are withheld"));
     EXPECT_THAT(nodes.ListNodes(0).trouble(), HasSubstr("scripted"));
     EXPECT_EQ(SeriesOf(admin, "crumb_pages_withheld"), 1);
-    EXPECT_EQ(SeriesOf(admin, "crumb_unheard_nodes"), 1);
+    EXPECT_EQ(SeriesOf(admin, "crumb_unsynced_nodes"), 1);
     EXPECT_GT(SeriesOf(admin, "crumb_record_exchange_failures_total"), 0);
     std::vector<std::vector<std::byte>> fragments;
     ASSERT_TRUE(client->Get(sequence.Keys(), &fragments, &reason).ok());
@@ -254,7 +254,7 @@ TEST(RecordExchangeTest, ADeadNodeMakesNothingWithheld) {
 
 // One node that neither another node nor etcd answers. Its first run serves what it stores; the
 // next one withholds the keyspace that it recovers, and serves one that it opens.
-void ExpectOnlyRecoveredIsWithheld(const TestNodes::Settings& settings, bool serve_unheard) {
+void ExpectOnlyRecoveredIsWithheld(const TestNodes::Settings& settings, bool serve_unsynced) {
   TestNodes nodes(settings);
   const TestSequence stored(1, 4);
   {
@@ -268,7 +268,7 @@ void ExpectOnlyRecoveredIsWithheld(const TestNodes::Settings& settings, bool ser
   nodes.Stop(0);
   nodes.Start(0);
   const auto client = nodes.Connect(0);
-  if (serve_unheard) {
+  if (serve_unsynced) {
     EXPECT_TRUE(Eventually([&] { return stored.Read(*client, nullptr, nullptr, 100) == 4; }));
     EXPECT_EQ(nodes.ListNodes(0).trouble(), "");
     return;
@@ -277,7 +277,7 @@ void ExpectOnlyRecoveredIsWithheld(const TestNodes::Settings& settings, bool ser
   EXPECT_EQ(stored.Read(*client, nullptr, &reason, 100), 0);
   EXPECT_EQ(reason, v1::MISS_REASON_GENERATION);
   EXPECT_TRUE(Eventually([&] {
-    return nodes.ListNodes(0).trouble().find("cluster.serve_unheard") != std::string::npos;
+    return nodes.ListNodes(0).trouble().find("cluster.serve_unsynced") != std::string::npos;
   }));
   EXPECT_EQ(stored.Read(*client, nullptr, nullptr, 100), 0);
   // A page of the recovered keyspace cannot be told from an older one of the same key.

@@ -26,11 +26,13 @@ class NotingHome final : public Peer {
     record.set_incarnation(incarnation);
     return record;
   }
-  void Acquire(v1::PeerAcquireRequest, TimePoint, Answer<v1::PeerAcquireResponse> answer) override {
+  void Acquire(v1::PeerAcquireRequest, TimePoint,
+               Callback<v1::PeerAcquireResponse> answer) override {
     answer(absl::UnimplementedError("not in this test"));
   }
   void Release(uint64_t) override {}
-  void Push(v1::PeerPushRequest request, TimePoint, Answer<v1::PeerPushResponse> answer) override {
+  void Push(v1::PeerPushRequest request, TimePoint,
+            Callback<v1::PeerPushResponse> answer) override {
     v1::PeerPushResponse response;
     {
       MutexLock lock(&mutex_);
@@ -47,10 +49,10 @@ class NotingHome final : public Peer {
     answer(std::move(response));
   }
   void Keyspaces(v1::PeerKeyspacesRequest, TimePoint,
-                 Answer<v1::PeerKeyspacesResponse> answer) override {
+                 Callback<v1::PeerKeyspacesResponse> answer) override {
     answer(absl::UnimplementedError("not in this test"));
   }
-  void Drain(TimePoint, Answer<v1::PeerDrainResponse> answer) override {
+  void Drain(TimePoint, Callback<v1::PeerDrainResponse> answer) override {
     answer(absl::UnimplementedError("not in this test"));
   }
   void Fetch(transport::FetchRequest, transport::FetchDone) override {}

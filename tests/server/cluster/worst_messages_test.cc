@@ -11,7 +11,7 @@
 #include "google/protobuf/message.h"
 #include "gtest/gtest.h"
 #include "server/calls/field_bounds.h"
-#include "server/cluster/spoken.h"
+#include "server/cluster/protocol_versions.h"
 #include "tests/server/cluster/test_nodes.h"
 #include "tests/server/generic_call.h"
 #include "tests/server/latency.h"

@@ -3,6 +3,7 @@
 #include "server/daemon/node_records.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -68,7 +69,8 @@ TEST_F(DeletionEpochsTest, NothingIsKnownFromADamagedFile) {
 // As on a full disk.
 TEST_F(DeletionEpochsTest, WithoutTheFileTheNextOneKnowsNothing) {
   const auto first = Start();
-  std::filesystem::create_directory(path_ + ".new");  // nothing can be written there
+  std::filesystem::create_directory(path_ + ".tmp." +
+                                    std::to_string(::getpid()));  // nothing can be written there
   const auto second = Start();
   EXPECT_TRUE(second.Knows(first.current));
   const auto third = Start();

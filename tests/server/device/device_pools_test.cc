@@ -49,11 +49,11 @@ TEST_F(DeviceCallsTest, AnEndedProcessLeavesAnIdlePool) {
   reclaim.mutable_reclaim()->set_device(device_);
   reclaim.mutable_reclaim()->set_bytes(1);
   const auto other = OpenSession();
-  EXPECT_EQ(pools_.Handle(other, reclaim, {}).answer.bytes(), 0u);
+  EXPECT_EQ(pools_.Handle(other, reclaim, {}).response.bytes(), 0u);
   sessions_.End(session);
   EXPECT_EQ(tier_.HeldBy(1, session->token().slot()), 0u);
   EXPECT_EQ(pools_.totals().idle_pools, 1u);
-  EXPECT_EQ(pools_.Handle(other, reclaim, {}).answer.bytes(), kHandleBytes);
+  EXPECT_EQ(pools_.Handle(other, reclaim, {}).response.bytes(), kHandleBytes);
   EXPECT_EQ(pools_.totals().pools, 0u);
   EXPECT_EQ(pools_.totals().given_up, 1u);
 }
@@ -89,9 +89,9 @@ TEST_F(DeviceCallsTest, BoundsSlotsOfAllPools) {
   EXPECT_EQ(Code(session, join), kInvalid);
   join.mutable_join()->set_handle_bytes(uint64_t{1} << 38);
   const PoolReply vast = pools_.Handle(session, join, {});
-  ASSERT_EQ(vast.answer.code(), 0u) << vast.answer.error();
+  ASSERT_EQ(vast.response.code(), 0u) << vast.response.error();
   v1::PoolRequest offer;
-  offer.mutable_offer()->set_pool(vast.answer.pool());
+  offer.mutable_offer()->set_pool(vast.response.pool());
   EXPECT_EQ(Code(session, offer, OneFd()), kExhausted);
   EXPECT_EQ(metrics_.rejected[static_cast<size_t>(Rejection::kDeviceSlots)].value(), 1u);
   // Pools share the bound, which is of places: what lies before a handle counts.
@@ -115,8 +115,8 @@ TEST_F(DeviceCallsTest, BoundsSlotsOfAllPools) {
   join.mutable_join()->clear_pool();
   join.mutable_join()->set_device(std::string(16, 'e'));
   const PoolReply fourth = pools_.Handle(session, join, {});
-  ASSERT_EQ(fourth.answer.code(), 0u) << fourth.answer.error();
-  offer.mutable_offer()->set_pool(fourth.answer.pool());
+  ASSERT_EQ(fourth.response.code(), 0u) << fourth.response.error();
+  offer.mutable_offer()->set_pool(fourth.response.pool());
   offer.mutable_offer()->clear_number();
   EXPECT_EQ(Code(session, offer, OneFd()), kExhausted);
 }
@@ -299,28 +299,28 @@ class PoolBudgetTest : public DeviceCallsTest {
     v1::PoolRequest join = JoinRequest();
     join.mutable_join()->set_device(std::string(16, device));
     const PoolReply reply = pools.Handle(session, join, {});
-    EXPECT_THAT(reply.answer.code(), testing::AnyOf(0u, kExhausted)) << reply.answer.error();
-    return reply.answer.pool();
+    EXPECT_THAT(reply.response.code(), testing::AnyOf(0u, kExhausted)) << reply.response.error();
+    return reply.response.pool();
   }
   bool OfferTo(DevicePools& pools, const std::shared_ptr<Session>& session,
                const std::string& pool) {
     v1::PoolRequest offer;
     offer.mutable_offer()->set_pool(pool);
     const PoolReply reply = pools.Handle(session, offer, OneFd());
-    EXPECT_THAT(reply.answer.code(), testing::AnyOf(0u, kExhausted)) << reply.answer.error();
-    return reply.answer.code() == 0;
+    EXPECT_THAT(reply.response.code(), testing::AnyOf(0u, kExhausted)) << reply.response.error();
+    return reply.response.code() == 0;
   }
   static void Leave(DevicePools& pools, const std::shared_ptr<Session>& session,
                     const std::string& pool) {
     v1::PoolRequest leave;
     leave.mutable_leave()->set_pool(pool);
-    EXPECT_EQ(pools.Handle(session, leave, {}).answer.code(), 0u);
+    EXPECT_EQ(pools.Handle(session, leave, {}).response.code(), 0u);
   }
   uint64_t ReclaimOn(DevicePools& pools, const std::shared_ptr<Session>& session, char device) {
     v1::PoolRequest reclaim;
     reclaim.mutable_reclaim()->set_device(std::string(16, device));
     reclaim.mutable_reclaim()->set_bytes(UINT64_MAX);
-    return pools.Handle(session, reclaim, {}).answer.bytes();
+    return pools.Handle(session, reclaim, {}).response.bytes();
   }
 };
 
@@ -416,7 +416,7 @@ TEST_F(PoolBudgetTest, WhatAnEndingPoolTookCountsUntilItHasEnded) {
   EXPECT_TRUE(OfferTo(pools, session, second));
   v1::PoolRequest offer;
   offer.mutable_offer()->set_pool(second);
-  EXPECT_EQ(pools.Handle(session, offer, OneFd()).answer.code(),
+  EXPECT_EQ(pools.Handle(session, offer, OneFd()).response.code(),
             static_cast<uint32_t>(absl::StatusCode::kUnavailable));
   EXPECT_EQ(Rejected(Rejection::kDeviceHandles), 1u);
   gate.set_value();
@@ -489,7 +489,7 @@ TEST_F(DeviceCallsTest, WithoutATierEveryRequestIsRefused) {
   DevicePools none({}, nullptr, Clock::Real(), metrics_);
   const auto session = OpenSession();
   EXPECT_FALSE(none.enabled());
-  EXPECT_EQ(none.Handle(session, JoinRequest(), {}).answer.code(),
+  EXPECT_EQ(none.Handle(session, JoinRequest(), {}).response.code(),
             static_cast<uint32_t>(absl::StatusCode::kFailedPrecondition));
   context_.pools = &none;
   v1::ReserveRequest request;

@@ -16,6 +16,7 @@
 #include "server/calls/put_assembler.h"
 #include "server/calls/staging_calls.h"
 #include "server/calls/status_calls.h"
+#include "tests/common/fake_clock.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/server/call_fixture.h"
 
@@ -203,7 +204,7 @@ TEST_F(TenantCallsTest, StatesAreToldToTheirTenantOnly) {
     return session;
   };
   const auto a = open("a"), b = open("b"), nobody = open("");
-  TellSessions(context_, {keyspace_->id, KeyspaceState::kBf16, "why"});
+  NotifySessions(context_, {keyspace_->id, KeyspaceState::kBf16, "why"});
   EXPECT_TRUE(a->notices()->Take().has_value());
   EXPECT_FALSE(b->notices()->Take().has_value());
   EXPECT_TRUE(nobody->notices()->Take().has_value());
