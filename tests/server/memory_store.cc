@@ -22,8 +22,8 @@ MemoryStore::MemoryStore(size_t slots, size_t slot_bytes, storage::StoreEvents e
 
 const MemoryStore::Page* MemoryStore::FindLocked(const KeyspaceId& keyspace,
                                                  const PageKey& key) const {
-  const auto found = pages_.find(key);
-  return found == pages_.end() || found->second.keyspace != keyspace ? nullptr : &found->second;
+  const auto found = pages_.find({keyspace, key});
+  return found == pages_.end() ? nullptr : &found->second;
 }
 
 absl::StatusOr<CommitOutcome> MemoryStore::Commit(const storage::CommitRequest& request) {
@@ -38,13 +38,21 @@ absl::StatusOr<CommitOutcome> MemoryStore::Commit(const storage::CommitRequest& 
   EncodeFragmentHeader(header, std::span(copy).last(header_bytes));
   {
     MutexLock lock(&mutex_);
-    if (pages_.contains(header.key)) return CommitOutcome::kDeduplicated;
-    if (used_slots_ == slots_) return absl::ResourceExhaustedError("full");
-    const size_t slot = used_slots_++;
+    const auto least = generations_.find(header.keyspace);
+    if (least != generations_.end() && header.generation < least->second) {
+      return absl::InvalidArgumentError("the generation was dropped");
+    }
+    if (FindLocked(header.keyspace, header.key) != nullptr) return CommitOutcome::kDeduplicated;
+    if (slot_sizes_.size() == slots_) return absl::ResourceExhaustedError("full");
+    const size_t slot = slot_sizes_.size();
+    slot_sizes_.push_back(copy.size());
     std::memcpy(mapping_.data() + slot * slot_bytes_, copy.data(), copy.size());
-    pages_[header.key] = {
-        header.keyspace, header.generation, slot, static_cast<uint32_t>(request.tiles.size()),
-        copy.size(),     header.parent};
+    pages_[{header.keyspace, header.key}] = {
+        .generation = header.generation,
+        .slot = slot,
+        .tiles_bytes = static_cast<uint32_t>(request.tiles.size()),
+        .bytes = copy.size(),
+        .parent = header.parent};
     not_durable_.emplace_back(header.keyspace, header.key);
   }
   if (events_.page) {
@@ -69,7 +77,7 @@ class VectorSlot : public storage::IncomingSlot {
 absl::StatusOr<std::shared_ptr<storage::IncomingSlot>> MemoryStore::ReserveIncoming(
     const KeyspaceId&, uint64_t bytes) {
   MutexLock lock(&mutex_);
-  if (used_slots_ == slots_) return absl::ResourceExhaustedError("full");
+  if (slot_sizes_.size() == slots_) return absl::ResourceExhaustedError("full");
   return std::make_shared<VectorSlot>(bytes);
 }
 
@@ -92,7 +100,7 @@ storage::AcquireResult MemoryStore::AcquireLocked(const storage::AcquireRequest&
   storage::AcquireResult result;
   for (const PageKey& key : request.keys) {
     const Page* page = FindLocked(request.keyspace, key);
-    if (page == nullptr || page->generation != request.generation) {
+    if (page == nullptr || page->generation < request.generation) {
       result.miss_reason = page == nullptr ? MissReason::kAbsent : MissReason::kGeneration;
       break;
     }
@@ -160,18 +168,13 @@ std::optional<storage::LeasedPages> MemoryStore::ReadLease(storage::LeaseId leas
 
 std::span<const std::byte> MemoryStore::Bytes(const storage::FragmentRef& fragment) const {
   MutexLock lock(&mutex_);
-  for (const auto& [key, page] : pages_) {
-    if (page.slot * slot_bytes_ == fragment.offset) {
-      return mapping_.bytes().subspan(fragment.offset, page.bytes);
-    }
-  }
-  return {};
+  return mapping_.bytes().subspan(fragment.offset, slot_sizes_[fragment.offset / slot_bytes_]);
 }
 
 void MemoryStore::Flush(const storage::FlushScope& scope, std::optional<uint64_t>,
                         std::function<void(const FlushReport&)> done) {
   flush_scope_ = scope;
-  std::vector<std::pair<KeyspaceId, PageKey>> durable;
+  std::vector<Name> durable;
   FlushReport report;
   {
     MutexLock lock(&mutex_);
@@ -188,7 +191,7 @@ storage::Durability MemoryStore::DurabilityOf(const KeyspaceId& keyspace, const 
                                               uint64_t, const TileRange&) const {
   MutexLock lock(&mutex_);
   if (FindLocked(keyspace, key) == nullptr) return storage::Durability::kNone;
-  const std::pair<KeyspaceId, PageKey> name = {keyspace, key};
+  const Name name = {keyspace, key};
   const bool pending =
       std::find(not_durable_.begin(), not_durable_.end(), name) != not_durable_.end();
   return pending ? storage::Durability::kPending : storage::Durability::kDurable;
@@ -213,7 +216,7 @@ absl::StatusOr<uint32_t> MemoryStore::Delete(const KeyspaceId& keyspace,
     {
       MutexLock lock(&mutex_);
       if (FindLocked(keyspace, key) == nullptr) continue;
-      pages_.erase(key);
+      pages_.erase({keyspace, key});
     }
     ++deleted;
     if (events_.page) {
@@ -228,9 +231,11 @@ absl::StatusOr<uint64_t> MemoryStore::DropKeyspace(const KeyspaceId& keyspace,
   std::vector<PageKey> dropped;
   {
     MutexLock lock(&mutex_);
+    uint64_t& least = generations_[keyspace];
+    least = std::max(least, generation);
     std::erase_if(pages_, [&](const auto& entry) {
-      const bool older = entry.second.keyspace == keyspace && entry.second.generation < generation;
-      if (older) dropped.push_back(entry.first);
+      const bool older = entry.first.first == keyspace && entry.second.generation < generation;
+      if (older) dropped.push_back(entry.first.second);
       return older;
     });
   }
@@ -265,8 +270,8 @@ uint64_t MemoryStore::PageBytes(const KeyspaceId& keyspace, const PageKey& key) 
 uint64_t MemoryStore::KeyspaceBytes(const KeyspaceId& keyspace) const {
   MutexLock lock(&mutex_);
   uint64_t bytes = 0;
-  for (const auto& [key, page] : pages_) {
-    if (page.keyspace == keyspace) bytes += page.bytes;
+  for (const auto& [name, page] : pages_) {
+    if (name.first == keyspace) bytes += page.bytes;
   }
   return bytes;
 }
@@ -274,8 +279,8 @@ uint64_t MemoryStore::KeyspaceBytes(const KeyspaceId& keyspace) const {
 void MemoryStore::ForEachPage(const KeyspaceId& keyspace,
                               const std::function<void(const PageKey&, Tier)>& visit) {
   MutexLock lock(&mutex_);
-  for (const auto& [key, page] : pages_) {
-    if (page.keyspace == keyspace) visit(key, Tier::kHost);
+  for (const auto& [name, page] : pages_) {
+    if (name.first == keyspace) visit(name.second, Tier::kHost);
   }
 }
 

@@ -14,8 +14,9 @@
 
 namespace crumb::server {
 
-// A TieredStore of one slab without eviction or SSD, whose answers tests can see through. Every
-// page is one fragment. Durability is told when Flush is called. Thread-safe.
+// A TieredStore of one slab without eviction or SSD. Every page is one fragment, and slots are not
+// used again. Pages become durable when Flush is called. store_contract_test.cc holds it to what
+// the real store promises. Thread-safe.
 class MemoryStore : public storage::TieredStore {
  public:
   // Fragments of at most `slot_bytes` each. `records` lives on when the store goes, like a disk.
@@ -83,13 +84,13 @@ class MemoryStore : public storage::TieredStore {
   // Pages are found in this tier from now on.
   void ReportTier(Tier tier);
 
-  // Acquires from now on are answered only by AnswerHeld.
+  // Acquires from now on call back only in AnswerHeld.
   void HoldAcquires();
   void AnswerHeld();
 
  private:
+  using Name = std::pair<KeyspaceId, PageKey>;
   struct Page {
-    KeyspaceId keyspace;
     uint64_t generation = 0;
     size_t slot = 0;
     uint32_t tiles_bytes = 0;
@@ -111,11 +112,13 @@ class MemoryStore : public storage::TieredStore {
   UniqueFd fd_;
   Mapping mapping_;
   mutable Mutex mutex_;
-  size_t used_slots_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Bytes in each used slot, which leases may read after the page is deleted.
+  std::vector<size_t> slot_sizes_ ABSL_GUARDED_BY(mutex_);
+  std::map<KeyspaceId, uint64_t> generations_ ABSL_GUARDED_BY(mutex_);  // least one, once dropped
   storage::LeaseId last_lease_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<PageKey, Page> pages_ ABSL_GUARDED_BY(mutex_);
+  std::map<Name, Page> pages_ ABSL_GUARDED_BY(mutex_);
   std::map<storage::LeaseId, storage::AcquireResult> leases_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::pair<KeyspaceId, PageKey>> not_durable_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Name> not_durable_ ABSL_GUARDED_BY(mutex_);
   bool hold_ ABSL_GUARDED_BY(mutex_) = false;
   Tier tier_ ABSL_GUARDED_BY(mutex_) = Tier::kHost;
   std::vector<Held> held_ ABSL_GUARDED_BY(mutex_);
