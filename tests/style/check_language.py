@@ -3,11 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rejects retired words and comments without a subject: check_language.py [--update] [ROOT]
 
-The first table below "## Retired words" in docs/glossary.md lists the retired words; pages,
-comments and the string literals of C++ may not have them. A comment or a docstring of Python may
-not open with a word that leaves its subject out ("Of", "For", "What", "Whose", "Who", "Which",
-"Where"). Text that was written before this check is counted by folder in language_baseline.txt; a
-folder may not exceed its count, and --update lowers the counts to what is left."""
+The first two tables below "## Retired words" in docs/glossary.md list the retired words; no line of
+a page or of code may have them. Identifiers are split at capitals and underscores. A comment or a
+docstring of Python may not open with a word that leaves its subject out ("Of", "For", "What",
+"Whose", "Who", "Which", "Where"). Lines that were written before a rule are counted by folder and
+rule in language_baseline.txt: "word" for the first table, "term" for the second one, "opening". A
+folder may not exceed its count, and --update lowers the counts to the lines that are left."""
 
 import argparse
 import collections
@@ -23,16 +24,24 @@ COMMENT = re.compile(r"(?:^|\s)(?://|#)\s?(.*)$")
 OPENING = re.compile(r"^(Of|For|What|Whose|Who|Which|Where)\b(?!.*\?$)")
 DOCSTRING = re.compile(r'(?:^|:\n)[ \t]*"""(.*?)"""', re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(r"(?<![\"'\w/])/\*(.*?)\*/", re.DOTALL)
-STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 CPP = (".h", ".c", ".cc", ".cu", ".cuh")
+# Folders in which questions and answers are those of a language model.
+OF_MODELS = ("bench/", "python/bench/", "docs/quality/", "tests/bench/", "client/examples/")
 CODE = (".h", ".c", ".cc", ".cu", ".cuh", ".proto", ".py", ".sh", ".cmake", ".yaml")
 
 
 def retired_words(root):
-    """The words of the glossary's first table of retired words."""
+    """The words of the glossary's first and second table of retired words."""
     section = read(os.path.join(root, GLOSSARY)).partition("## Retired words")[2]
-    table = section.partition("\n\n|")[2].partition("\n\n")[0]
-    return re.findall(r"^\|? ?`(\w+)`", table, re.MULTILINE)
+    tables = [table.partition("\n\n")[0] for table in section.split("\n\n|")[1:3]]
+    return [{word.lower() for row in table.split("\n") for word in re.findall(r"`(\w+)`", cell_of(row))}
+            for table in tables]
+
+
+def cell_of(row):
+    """The first cell of a table's row, whose leading bar may have been cut off."""
+    return row.removeprefix("|").partition("|")[0]
 
 
 def docstrings_of(text):
@@ -51,13 +60,6 @@ def block_comments_of(text):
             yield first + index, line.strip(" *"), index == 0
 
 
-def strings_of(text):
-    """(line number, text, False) of each string literal in C++, which may reach a user."""
-    for number, line in enumerate(text.split("\n"), 1):
-        for found in STRING.findall(line.partition("//")[0]):
-            yield number, found, False
-
-
 def comments_of(text):
     """(line number, text, whether the line begins a comment) of each comment line."""
     in_comment = False
@@ -71,29 +73,35 @@ def comments_of(text):
         in_comment = not trailing
 
 
+def openings_of(name, text):
+    """(line number, text, whether the line begins it) of each line of a comment or docstring."""
+    lines = list(comments_of(text))
+    if name.endswith(".py"):
+        lines += docstrings_of(text)
+    elif name.endswith(CPP):
+        lines += block_comments_of(text)
+    return lines
+
+
 def complaints(root):
-    """(file, line number, what is wrong) of every violation."""
-    words = retired_words(root)
-    retired = re.compile(r"\b(" + "|".join(words) + r")\b", re.IGNORECASE) if words else None
+    """(file, line number, rule, what is wrong) of every violation."""
+    words, terms = retired_words(root)
     for name in files_of(root):
         if name in (GLOSSARY, "tests/style/check_language.py", "tests/style/check_language_test.py"):
             continue
-        text = read(os.path.join(root, name))
-        if name.endswith(".md"):
-            lines = [(n, line, False) for n, line in enumerate(text.split("\n"), 1)]
-        elif name.endswith(CODE) or os.path.basename(name) == "CMakeLists.txt":
-            lines = list(comments_of(text))
-            if name.endswith(".py"):
-                lines += docstrings_of(text)
-            elif name.endswith(CPP):
-                lines += [*block_comments_of(text), *strings_of(text)]
-        else:
+        is_code = name.endswith(CODE) or os.path.basename(name) == "CMakeLists.txt"
+        if not is_code and not name.endswith(".md"):
             continue
-        for number, line, opens in lines:
-            if retired is not None and (found := retired.search(line)):
-                yield name, number, f"'{found.group(1)}' is retired: see {GLOSSARY}"
+        text = read(os.path.join(root, name))
+        for number, line in enumerate(text.split("\n"), 1):
+            found = {word.lower() for word in WORD.findall(line)}
+            of_model = name.startswith(OF_MODELS)
+            for rule, retired in (("word", words), ("term", set() if of_model else terms)):
+                for word in sorted(found & retired)[:1]:
+                    yield name, number, rule, f"'{word}' is retired: see {GLOSSARY}"
+        for number, line, opens in openings_of(name, text) if is_code else ():
             if opens and (found := OPENING.match(line)):
-                yield name, number, f"a comment that opens with '{found.group(1)}' has no subject"
+                yield name, number, "opening", f"a comment that opens with '{found.group(1)}' has no subject"
 
 
 def folder_of(name):
@@ -107,15 +115,15 @@ def read_baseline(root):
         return counts
     for line in read(path).splitlines():
         if line and not line.startswith("#"):
-            folder, count = line.rsplit(" ", 1)
-            counts[folder] = int(count)
+            key, count = line.rsplit(" ", 1)
+            counts[key] = int(count)
     return counts
 
 
 def write_baseline(root, counts):
     with open(os.path.join(root, BASELINE), "w", encoding="utf-8") as file:
-        file.write("# Violations that check_language.py tolerates in each folder, to be brought to zero.\n")
-        file.writelines(f"{folder} {counts[folder]}\n" for folder in sorted(counts) if counts[folder])
+        file.write("# Lines that check_language.py tolerates by folder and rule, to be brought to zero.\n")
+        file.writelines(f"{key} {counts[key]}\n" for key in sorted(counts) if counts[key])
 
 
 def main():
@@ -125,21 +133,21 @@ def main():
     parser.add_argument("root", nargs="?", default=os.path.join(os.path.dirname(__file__), "../.."))
     options = parser.parse_args()
     found = collections.defaultdict(list)
-    for name, number, what in complaints(options.root):
-        found[folder_of(name)].append(f"{name}:{number}: {what}")
-    counts = {folder: len(lines) for folder, lines in found.items()}
+    for name, number, rule, what in complaints(options.root):
+        found[f"{folder_of(name)} {rule}"].append(f"{name}:{number}: {what}")
+    counts = {key: len(lines) for key, lines in found.items()}
     tolerated = read_baseline(options.root)
     if options.list:
         print("\n".join(line for lines in found.values() for line in lines))
     if options.update:
         first = not tolerated
-        write_baseline(options.root, {folder: count if first else min(count, tolerated.get(folder, 0))
-                                      for folder, count in counts.items()})
+        write_baseline(options.root, {key: count if first else min(count, tolerated.get(key, 0))
+                                      for key, count in counts.items()})
         tolerated = read_baseline(options.root)
-    worse = [folder for folder in sorted(counts) if counts[folder] > tolerated.get(folder, 0)]
-    for folder in worse:
-        print(f"{folder}: {counts[folder]} violations, {tolerated.get(folder, 0)} are tolerated:")
-        print("\n".join("  " + line for line in found[folder]))
+    worse = [key for key in sorted(counts) if counts[key] > tolerated.get(key, 0)]
+    for key in worse:
+        print(f"{key}: {counts[key]} violations, {tolerated.get(key, 0)} are tolerated:")
+        print("\n".join("  " + line for line in found[key]))
     if not worse:
         print(f"{sum(counts.values())} violations are left, none of them new")
     return 1 if worse else 0
