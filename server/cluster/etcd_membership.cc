@@ -182,7 +182,7 @@ absl::Status EtcdMembership::RenewOnce(LeaseState* state) {
     publish = publish_;
   }
   if (state->lease != 0) {
-    const absl::Status alive = etcd_->KeepAlive(state->lease);
+    absl::Status alive = etcd_->KeepAlive(state->lease);
     if (absl::IsNotFound(alive)) state->lease = 0;
     if (!alive.ok() && state->lease != 0) return alive;
   }

@@ -51,7 +51,7 @@ v1::PeerAcquireRequest HomeInquiry::RequestFor(const std::vector<size_t>& runs) 
   return request;
 }
 
-void HomeInquiry::Send(const std::shared_ptr<Peer>& peer, v1::PeerAcquireRequest request,
+void HomeInquiry::Send(const std::shared_ptr<Peer>& peer, const v1::PeerAcquireRequest& request,
                        std::function<void(const Response&)> then) {
   context_.metrics.pull_acquires.Add();
   const auto take = [self = shared_from_this(), peer,
@@ -78,7 +78,7 @@ void HomeInquiry::Send(const std::shared_ptr<Peer>& peer, v1::PeerAcquireRequest
 void HomeInquiry::SendToHome(const HomeRequest& home) {
   v1::PeerAcquireRequest wanted = RequestFor(home.runs);
   wanted.set_refer(!request_.everyone);
-  Send(home.peer, std::move(wanted),
+  Send(home.peer, wanted,
        [this, home](const Response& response) { TakeHomeResponse(home, response); });
 }
 
@@ -89,7 +89,7 @@ void HomeInquiry::SendTrail(const TrailRequest& trail_request) {
   for (size_t i = 0; trail_request.to == TrailRequest::To::kHome && i < runs.size(); ++i) {
     AddShortfalls(trail_request.trails[i], i, &wanted);
   }
-  Send(trail_request.peer, std::move(wanted), [this, trail_request](const Response& response) {
+  Send(trail_request.peer, wanted, [this, trail_request](const Response& response) {
     TakeTrailResponse(trail_request, response);
   });
 }

@@ -68,7 +68,7 @@ class HomeInquiry : public std::enable_shared_from_this<HomeInquiry> {
   // Sends a request, counts the call for metrics and the peer's breaker, and reports newer
   // generations. A response that does not fit becomes kInternal. `then` is called once, with this
   // object alive.
-  void Send(const std::shared_ptr<Peer>& peer, v1::PeerAcquireRequest request,
+  void Send(const std::shared_ptr<Peer>& peer, const v1::PeerAcquireRequest& request,
             std::function<void(const Response&)> then);
   // Notes a home's hits and follows its referrals.
   void TakeHomeResponse(const HomeRequest& home, const Response& response);

@@ -68,6 +68,7 @@ std::optional<HolderDirectory::Referral> OwnReferral(const PullContext& context,
     return std::nullopt;
   }
   std::vector<PageKey> keys;
+  keys.reserve(pages.size());
   for (const size_t page : pages) keys.push_back(request.keys[page]);
   HolderDirectory::Query query;
   query.keyspace = request.keyspace->id;

@@ -102,11 +102,12 @@ void StaticMembership::Run() {
     UpdateWithholding(&state);
     ReportNodes(&state);
     MutexLock lock(&mutex_);
-    const bool all = std::all_of(entries_.begin(), entries_.end(), [this](const auto& entry) {
+    const auto is_in_sync = [this](const auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       const Entry& node = entry.second;
       const bool usable = !node.record.id().empty() && CheckNode(self_, node.record).ok();
       return node.replied && !(usable && node.behind());
-    });
+    };
+    const bool all = std::all_of(entries_.begin(), entries_.end(), is_in_sync);
     if (all && arrived_.empty() && !synced_) {
       synced_ = true;
       changed_.NotifyAll();

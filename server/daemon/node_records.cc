@@ -103,7 +103,7 @@ absl::StatusOr<storage::DeletionEpochs> NextEpochs(const std::string& path, bool
 }
 
 absl::Status WriteEpochs(const std::string& path, const storage::DeletionEpochs& epochs) {
-  const absl::Status written = WriteAtomically(
+  absl::Status written = WriteAtomically(
       path, [&](std::ostream& file) { file << epochs.current << ' ' << epochs.previous << '\n'; });
   if (written.ok()) return written;
   LogWarning("after a crash, pages of device pools are not found again: {}",

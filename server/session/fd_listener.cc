@@ -260,7 +260,7 @@ bool EpollFdListener::OpenSession(uint64_t number, Connection& connection, FdMes
 DescriptorSender EpollFdListener::SenderTo(const Connection& connection) {
   return [unread = unread_, owner = OwnerOfConnection(connection), socket = connection.socket,
           &metrics = metrics_](const std::string& bytes, std::span<const int> fds) {
-    const absl::Status sent = unread->Send(owner, socket, bytes, fds);
+    absl::Status sent = unread->Send(owner, socket, bytes, fds);
     if (absl::IsResourceExhausted(sent)) metrics.Reject(Rejection::kUnreadDescriptors);
     return sent;
   };
