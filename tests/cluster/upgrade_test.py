@@ -43,9 +43,9 @@ class UpgradeTest(unittest.TestCase):
             group.start(i)
         for i, others in enumerate((1, 2, 1)):
             group.sees(i, others)
-        self.refused(group, 0, "speaks wire versions 2 to 2, this node 1 to 1", 1)
-        self.refused(group, 2, "speaks wire versions 1 to 1, this node 2 to 2", 1)
-        self.refused(group, 1, "speaks wire versions", 0)
+        self.refused(group, 0, "supports wire versions 2 to 2, this node 1 to 1", 1)
+        self.refused(group, 2, "supports wire versions 1 to 1, this node 2 to 2", 1)
+        self.refused(group, 1, "supports wire versions", 0)
         first = 100
         for writer, reader in ((0, 1), (1, 0), (1, 2), (2, 1)):
             # Their views differ: what the writer's places at a node that the reader's does not
