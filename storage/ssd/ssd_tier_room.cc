@@ -159,7 +159,7 @@ absl::Status SsdTier::WriteIndex(const IndexBatch& batch) {
     index_busy_ = true;
     std::swap(leaving, leaving_);
   }
-  const absl::Status status = WriteLeaving(leaving, batch);
+  absl::Status status = WriteLeaving(leaving, batch);
   if (!status.ok()) health_.Failed(TierHealth::Operation::kWrite, status);
   MutexLock lock(&mutex_);
   index_busy_ = false;
