@@ -13,6 +13,12 @@
 
 namespace crumb::calibration {
 
+// The least number of calibration tokens per channel, so that covariances have full rank.
+inline constexpr int kTokensPerDimension = 4;
+// Bounds of what files of others may name.
+inline constexpr int kLayersMax = 1024;
+inline constexpr int64_t kHeadDimMax = 1024;
+
 // The geometry of the model that produced activations.
 struct ModelShape {
   std::string name;

@@ -15,8 +15,6 @@
 namespace crumb::calibration {
 namespace {
 
-// The least number of calibration tokens per channel, so that covariances have full rank.
-constexpr int kTokensPerDimension = 4;
 // The least number of windows for an expected error: the quality watch averages as many.
 constexpr int kWindowsMin = 32;
 // Walks over the source: moments, values, errors.

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstring>
 #include <set>
 #include <utility>
 
@@ -22,10 +21,7 @@ constexpr char kPositions[] = "positions";
 constexpr const char* kParts[] = {"q", "k", "v"};
 // The longest run, in tokens, that is read at once, which bounds memory; longer runs are split.
 constexpr int kRunTokensMax = 8192;
-constexpr int kTokensPerDimension = 4;
-constexpr int kLayersMax = 1024;
-constexpr int64_t kHeadsMax = 4096;
-constexpr int64_t kHeadDimMax = 1024;
+constexpr int64_t kQueryHeadsMax = 4096;
 constexpr int64_t kPositionMax = 1 << 30;
 
 std::string NameOf(int id, const char* part) { return fmt::format("layers.{}.{}", id, part); }
@@ -45,13 +41,6 @@ int LayerOf(const std::string& name) {
   return parsed.ec == std::errc() && (rest == ".q" || rest == ".k" || rest == ".v") ? id : -1;
 }
 
-template <typename T>
-T LoadAt(const std::byte* bytes, int64_t index) {
-  T value;
-  std::memcpy(&value, bytes + index * static_cast<int64_t>(sizeof(T)), sizeof(T));
-  return value;
-}
-
 // Reads elements [begin, begin + count) as bf16, the format of KV caches.
 void Convert(const Tensor& tensor, int64_t begin, int64_t count, std::vector<kernels::Bf16>& out) {
   out.resize(static_cast<size_t>(count));
@@ -59,13 +48,14 @@ void Convert(const Tensor& tensor, int64_t begin, int64_t count, std::vector<ker
   for (int64_t i = 0; i < count; ++i) {
     switch (tensor.dtype) {
       case DType::kBf16:
-        out[i].bits = LoadAt<uint16_t>(bytes, begin + i);
+        out[i].bits = LoadElement<uint16_t>(bytes, begin + i);
         break;
       case DType::kF16:
-        out[i] = kernels::Bf16FromFloat(kernels::Fp16ToFloat(LoadAt<uint16_t>(bytes, begin + i)));
+        out[i] =
+            kernels::Bf16FromFloat(kernels::Fp16ToFloat(LoadElement<uint16_t>(bytes, begin + i)));
         break;
       case DType::kF32:
-        out[i] = kernels::Bf16FromFloat(LoadAt<float>(bytes, begin + i));
+        out[i] = kernels::Bf16FromFloat(LoadElement<float>(bytes, begin + i));
         break;
     }
   }
@@ -136,8 +126,8 @@ absl::Status FileActivations::ReadPositions(File& file) const {
   }
   file.tokens = tensor->shape[0];
   for (int64_t row = 0; row < file.tokens; ++row) {
-    const int64_t position = wide ? LoadAt<int64_t>(tensor->bytes.data(), row)
-                                  : LoadAt<int32_t>(tensor->bytes.data(), row);
+    const int64_t position = wide ? LoadElement<int64_t>(tensor->bytes.data(), row)
+                                  : LoadElement<int32_t>(tensor->bytes.data(), row);
     if (position < 0 || position >= kPositionMax) {
       return Wrong(path, kPositions, fmt::format("position {} of token {}", position, row));
     }
@@ -181,7 +171,7 @@ absl::Status FileActivations::CheckShapes(const std::array<Tensor, 3>& tensors, 
   if (shape_.head_dim == 0) {
     const int64_t q_heads = tensors[0].shape[1], kv_heads = tensors[1].shape[1];
     const int64_t head_dim = tensors[0].shape[2];
-    if (kv_heads < 1 || q_heads < 1 || q_heads > kHeadsMax || q_heads % kv_heads != 0 ||
+    if (kv_heads < 1 || q_heads < 1 || q_heads > kQueryHeadsMax || q_heads % kv_heads != 0 ||
         head_dim < 2 || head_dim > kHeadDimMax || head_dim % 2 != 0) {
       return Wrong(
           tensors[0].file, tensors[0].name,

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <random>
 #include <utility>
 
+#include "common/little_endian.h"
 #include "common/status_macros.h"
 #include "kernels/bf16.h"
 #include "kernels/fp16.h"
@@ -27,18 +27,11 @@ bool IsFloat(const std::string& dtype) {
   return dtype == "BF16" || dtype == "F16" || dtype == "F32";
 }
 
-template <typename T>
-T LoadAt(const std::byte* bytes, Eigen::Index index) {
-  T value;
-  std::memcpy(&value, bytes + index * static_cast<Eigen::Index>(sizeof(T)), sizeof(T));
-  return value;
-}
-
 float Load(const std::string& dtype, const std::byte* bytes, Eigen::Index index) {
-  if (dtype == "F32") return LoadAt<float>(bytes, index);
-  if (dtype == "BF16") return kernels::Bf16ToFloat({LoadAt<uint16_t>(bytes, index)});
-  if (dtype == "F16") return kernels::Fp16ToFloat(LoadAt<uint16_t>(bytes, index));
-  return Fp8ToFloat(LoadAt<uint8_t>(bytes, index));
+  if (dtype == "F32") return LoadElement<float>(bytes, index);
+  if (dtype == "BF16") return kernels::Bf16ToFloat({LoadElement<uint16_t>(bytes, index)});
+  if (dtype == "F16") return kernels::Fp16ToFloat(LoadElement<uint16_t>(bytes, index));
+  return Fp8ToFloat(LoadElement<uint8_t>(bytes, index));
 }
 
 template <typename T>

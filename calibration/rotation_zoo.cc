@@ -23,9 +23,7 @@ namespace {
 using Kind = PickleValue::Kind;
 using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-constexpr int kLayersMax = 1024;
-constexpr int64_t kHeadsMax = 1024;
-constexpr int64_t kHeadDimMax = 1024;
+constexpr int64_t kKvHeadsMax = 1024;
 // Elements of all rotations of a file together at most: 2 GiB of f32.
 constexpr int64_t kElementsMax = int64_t{1} << 29;
 // The largest deviation of R' R from the identity. Workers apply the same bound.
@@ -114,7 +112,7 @@ class Reader {
     const std::vector<int64_t> square = {layer.head_dim, layer.head_dim};
     std::vector<int64_t> shape = square;
     if (layer.per_head) shape.insert(shape.begin(), layer.heads);
-    if (tensor.shape != shape || layer.head_dim > kHeadDimMax || layer.heads > kHeadsMax) {
+    if (tensor.shape != shape || layer.head_dim > kHeadDimMax || layer.heads > kKvHeadsMax) {
       return Wrong(name + ": tensor rotation is " + ShapeText(tensor.shape) +
                    ", not [head_dim, head_dim] or [KV heads, head_dim, head_dim]");
     }

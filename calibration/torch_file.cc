@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "calibration/torch_file.h"
 
-#include <cstring>
 #include <utility>
 
 #include "common/json_file.h"
+#include "common/little_endian.h"
 #include "common/status_macros.h"
 #include "common/tensor.h"
 #include "fmt/format.h"
@@ -39,17 +39,10 @@ std::set<std::string> Globals() {
   return globals;
 }
 
-template <typename T>
-T LoadAt(const std::byte* bytes, int64_t index) {
-  T value;
-  std::memcpy(&value, bytes + index * static_cast<int64_t>(sizeof(T)), sizeof(T));
-  return value;
-}
-
 float ElementAt(const std::string& type, const std::byte* bytes, int64_t index) {
-  if (type == kStorageTypes[0].name) return static_cast<float>(LoadAt<double>(bytes, index));
-  if (type == kStorageTypes[1].name) return LoadAt<float>(bytes, index);
-  const auto bits = LoadAt<uint16_t>(bytes, index);
+  if (type == kStorageTypes[0].name) return static_cast<float>(LoadElement<double>(bytes, index));
+  if (type == kStorageTypes[1].name) return LoadElement<float>(bytes, index);
+  const auto bits = LoadElement<uint16_t>(bytes, index);
   if (type == kStorageTypes[2].name) return kernels::Fp16ToFloat(bits);
   return kernels::Bf16ToFloat({bits});
 }

@@ -57,12 +57,16 @@ if(CRUMB_THREAD_SAFETY)
   target_compile_options(crumb_settings INTERFACE "$<BUILD_INTERFACE:-Wthread-safety;-Werror=thread-safety>")
 endif()
 
-# crumb_library(NAME SOURCES a.cc... DEPS t...): static library crumb_NAME, alias crumb::NAME.
+# crumb_library(NAME SOURCES a.cc... DEPS t...): static library crumb_NAME, alias crumb::NAME. With
+# CRUMB_UNITY the compiler takes its sources in groups, and reads the headers of libraries, which are
+# most of what it reads, once for each group. Names in unnamed namespaces are unique in a library.
 function(crumb_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
   add_library(crumb_${name} STATIC ${ARG_SOURCES})
   add_library(crumb::${name} ALIAS crumb_${name})
   target_link_libraries(crumb_${name} PUBLIC crumb_settings ${ARG_DEPS})
+  set_target_properties(crumb_${name} PROPERTIES
+    UNITY_BUILD "${CRUMB_UNITY}" UNITY_BUILD_BATCH_SIZE 12)
 endfunction()
 
 # crumb_binary(NAME SOURCES a.cc... DEPS t...): program NAME in <build>/bin.

@@ -18,7 +18,6 @@ namespace {
 constexpr int kTokensPerTask = 16;
 // Query tokens up to which K and V are read as stored instead of being converted to f32 first.
 constexpr int kFewTokens = 4;
-constexpr int kDotRowsPerPass = 4;
 // Values that are converted to f32 at a time if few tokens read them.
 constexpr int kValueBlock = 128;
 
@@ -143,9 +142,9 @@ void DenseKvCache::AttendFew(const Job& job, int kv_head) const {
     const int64_t row = (int64_t{t} * q_heads_ + kv_head * job.group) * head_dim_;
     const int visible = job.total - job.tokens + t + 1;
     kernels.widen(DType::kBf16, Bytes(job.q + row), job.group * head_dim_, q.data());
-    for (int g = 0; g < job.group; g += kDotRowsPerPass) {
+    for (int g = 0; g < job.group; g += kDotRowsMax) {
       kernels.dot(DType::kBf16, Bytes(held.k.data()), head_dim_ * 2, visible, head_dim_,
-                  std::min(kDotRowsPerPass, job.group - g), q.data() + g * head_dim_, head_dim_,
+                  std::min(kDotRowsMax, job.group - g), q.data() + g * head_dim_, head_dim_,
                   scores.data() + int64_t{g} * job.total, job.total);
     }
     for (int g = 0; g < job.group; ++g) {

@@ -16,18 +16,16 @@ namespace {
 constexpr int kDepthBlock = 256;
 // Rows of x up to which it is faster to read the weights once per four rows than to pack them.
 constexpr int kDotRowsTotal = 8;
-constexpr int kDotRowsPerPass = 4;
 // Multiplications below which waking other threads costs more time than it saves.
 constexpr int64_t kParallelProductsMin = int64_t{1} << 19;
 
 // Computes outputs [begin, end) of few rows. Reading the weights limits it, so they are not copied.
 void MultiplyFew(const Matrix& weight, int begin, int end, int n, const float* x, float* out) {
   const MatmulKernels& kernels = ActiveMatmulKernels();
-  for (int i = 0; i < n; i += kDotRowsPerPass) {
+  for (int i = 0; i < n; i += kDotRowsMax) {
     kernels.dot(weight.dtype(), weight.row(begin), weight.row_bytes(), end - begin,
-                weight.columns(), std::min(kDotRowsPerPass, n - i),
-                x + int64_t{i} * weight.columns(), weight.columns(),
-                out + int64_t{i} * weight.rows() + begin, weight.rows());
+                weight.columns(), std::min(kDotRowsMax, n - i), x + int64_t{i} * weight.columns(),
+                weight.columns(), out + int64_t{i} * weight.rows() + begin, weight.rows());
   }
 }
 

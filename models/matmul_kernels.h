@@ -14,6 +14,8 @@ namespace crumb::models {
 
 // Columns of a packed panel, the same for all instruction sets.
 inline constexpr int kPanelColumns = 32;
+// Rows of x that one call of `dot` takes.
+inline constexpr int kDotRowsMax = 4;
 
 struct MatmulKernels {
   // panel[k * 32 + j] = row j's element k, zero for rows <= j < 32.
@@ -29,7 +31,7 @@ struct MatmulKernels {
                    int64_t ldb, float* c, int64_t ldc, bool accumulate);
 
   // out[i * out_stride + j] = sum over k of x[i * x_stride + k] * row j's element k, for i < m
-  // (at most 4), j < rows. source as in pack, any number of rows.
+  // (at most kDotRowsMax), j < rows. source as in pack, any number of rows.
   void (*dot)(DType dtype, const std::byte* source, int64_t row_bytes, int rows, int depth, int m,
               const float* x, int64_t x_stride, float* out, int64_t out_stride);
 

@@ -16,7 +16,6 @@ namespace {
 constexpr int kWidth = CRUMB_MATMUL_WIDTH;
 constexpr int kTileRows = CRUMB_MATMUL_ROWS;
 constexpr int kTileColumns = 2 * kWidth;
-constexpr int kDotRowsMax = 4;
 static_assert(kPanelColumns % kTileColumns == 0);
 
 typedef float Floats __attribute__((vector_size(kWidth * 4)));

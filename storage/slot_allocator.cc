@@ -15,8 +15,6 @@ constexpr uint64_t kWastePerMilleMax = 20;
 constexpr uint64_t kPagePart = 64;
 constexpr uint64_t kPagedWastePerMilleMax = 14;
 
-uint64_t RoundUp(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
-
 }  // namespace
 
 uint64_t SlotAllocator::Rounded(uint64_t bytes) const {

@@ -11,6 +11,11 @@
 
 namespace crumb::storage {
 
+// Returns the smallest multiple of `unit` that is not below `bytes`.
+constexpr uint64_t RoundUp(uint64_t bytes, uint64_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
 // Room for one fragment.
 struct Slot {
   uint32_t region = 0;      // slab, extent or handle of a device pool

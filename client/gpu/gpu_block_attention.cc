@@ -20,7 +20,7 @@ using cuda::BlockStatus;
 
 namespace {
 
-constexpr size_t kAlignment = 256;  // of arrays in one allocation
+constexpr size_t kArrayAlignment = 256;  // of arrays in one allocation
 
 // Takes arrays from one allocation. With a base of 0 it only counts the bytes.
 class ArrayTaker {
@@ -29,7 +29,7 @@ class ArrayTaker {
   template <typename Element>
   void Take(size_t count, Element** array) {
     *array = reinterpret_cast<Element*>(base_ + bytes_);
-    bytes_ += (count * sizeof(Element) + kAlignment - 1) / kAlignment * kAlignment;
+    bytes_ += (count * sizeof(Element) + kArrayAlignment - 1) / kArrayAlignment * kArrayAlignment;
   }
   size_t bytes() const { return bytes_; }
 

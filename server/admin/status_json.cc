@@ -47,7 +47,7 @@ std::string Numbers(const Map& numbers) {
   return "{" + Join(parts) + "}";
 }
 
-std::string Tier(const v1::StatsResponse::TierStats& tier) {
+std::string TierJson(const v1::StatsResponse::TierStats& tier) {
   return fmt::format(
       "{{\"tier\":{},\"capacity_bytes\":{},\"resident_bytes\":{},\"resident_logical_bytes\":{},"
       "\"pages\":{},\"evicted_pages\":{},\"state\":{}}}",
@@ -56,7 +56,7 @@ std::string Tier(const v1::StatsResponse::TierStats& tier) {
       Quoted(tier.state()));
 }
 
-std::string Keyspace(const v1::StatsResponse::KeyspaceStats& keyspace) {
+std::string KeyspaceJson(const v1::StatsResponse::KeyspaceStats& keyspace) {
   return fmt::format(
       "{{\"keyspace\":{},\"model\":{},\"generation\":{},\"state\":{},\"state_reason\":{}}}",
       Quoted(Hex(keyspace.keyspace())), Quoted(keyspace.model()), keyspace.generation(),
@@ -74,9 +74,9 @@ std::string JsonObject(const std::vector<std::pair<std::string, std::string>>& m
 
 std::string StatusJson(const v1::StatsResponse& stats, const std::string& endpoints_json) {
   std::vector<std::string> tiers;
-  for (const auto& tier : stats.tiers()) tiers.push_back(Tier(tier));
+  for (const auto& tier : stats.tiers()) tiers.push_back(TierJson(tier));
   std::vector<std::string> keyspaces;
-  for (const auto& keyspace : stats.keyspaces()) keyspaces.push_back(Keyspace(keyspace));
+  for (const auto& keyspace : stats.keyspaces()) keyspaces.push_back(KeyspaceJson(keyspace));
   return fmt::format(
       "{{\"node_id\":{},\"version\":{},\"uptime_seconds\":{:.3f},\"endpoints\":{},"
       "\"sessions\":{},\"leases\":{},\"reservations\":{},\"tiers\":[{}],\"keyspaces\":[{}],"

@@ -15,6 +15,10 @@
 
 namespace crumb::server {
 
+// The least time between two attempts to connect to another server, which gRPC takes for the
+// longest time that one may take, too.
+inline constexpr int kConnectTimeoutMs = 3000;
+
 absl::Status FromGrpc(const grpc::Status& status);
 
 // `deadline` of our clock as gRPC wants it.

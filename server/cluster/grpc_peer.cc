@@ -16,8 +16,6 @@ constexpr auto kReleaseDeadline = std::chrono::seconds(1);
 // Longest pause between two tries to connect to a silent node: as the default of
 // cluster.breaker_open, so that a node that is back is used after one pause of the breaker.
 constexpr int kReconnectMaxMs = 2000;
-// gRPC takes this for the time that a connection may take to come up, too.
-constexpr int kConnectTimeoutMs = 3000;
 
 }  // namespace
 

@@ -18,7 +18,7 @@ constexpr double kPriorPeriods = 100;
 constexpr double kFirstHazard = 0.02;
 
 // Evidence halves in 140 epochs.
-constexpr double kFading = 0.995;
+constexpr double kEpochFading = 0.995;
 
 }  // namespace
 
@@ -50,12 +50,12 @@ void ReuseModel::AdvanceEpoch() {
   Learn();
   ++epoch_;
   const auto grow_older = [this](Class& item_class) {
-    for (double& count : item_class.used) count *= kFading;
-    for (double& count : item_class.given_up) count *= kFading;
+    for (double& count : item_class.used) count *= kEpochFading;
+    for (double& count : item_class.given_up) count *= kEpochFading;
     // Periods that reach the last age leave their slot of the ring to the epoch that begins.
     double& reaches_last_age = item_class.open[(epoch_ + 1) % kAges];
     item_class.open_oldest += reaches_last_age;
-    item_class.oldest_epochs = item_class.oldest_epochs * kFading + item_class.open_oldest;
+    item_class.oldest_epochs = item_class.oldest_epochs * kEpochFading + item_class.open_oldest;
     reaches_last_age = 0;
   };
   for (Class& item_class : classes_) grow_older(item_class);

@@ -7,7 +7,7 @@
 namespace crumb::storage {
 namespace {
 
-constexpr size_t kGhostsPerItem = 8;
+constexpr size_t kRememberedPerItem = 8;
 constexpr size_t kEpochsPerCapacity = 8;
 // Learning takes some 50 us; in a tiny tier it waits for this many insertions.
 constexpr size_t kEpochInsertionsMin = 16;
@@ -19,7 +19,7 @@ constexpr size_t kUnparkedPerInsertion = 2 * kEpochsPerCapacity;
 
 ReusePolicy::ReusePolicy(size_t capacity_items)
     : epoch_insertions_(std::max(capacity_items / kEpochsPerCapacity, kEpochInsertionsMin)),
-      ghosts_(kGhostsPerItem * capacity_items) {
+      ghosts_(kRememberedPerItem * capacity_items) {
   for (size_t i = 0; i < kQueues; ++i) queues_.emplace_back(links_);
   RankQueues();
 }

@@ -15,6 +15,7 @@
 #include "common/hex.h"
 #include "common/status_macros.h"
 #include "fmt/format.h"
+#include "storage/slot_allocator.h"
 
 namespace crumb::storage {
 namespace {
@@ -32,8 +33,6 @@ using Buffer = std::unique_ptr<std::byte, FreeBuffer>;
 Buffer AlignedBuffer(size_t alignment, size_t bytes) {
   return Buffer(static_cast<std::byte*>(std::aligned_alloc(alignment, bytes)));
 }
-
-uint64_t RoundUp(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 absl::Status ReadAll(int fd, std::byte* to, uint64_t bytes, uint64_t offset,
                      const std::string& what) {

@@ -7,12 +7,12 @@
 # Without --all or files: those that differ from COMMIT; without --base those of the last commit,
 # none in a clone that has no other. Instead of a header the source of the same name is checked.
 # A file takes 5 to 30 seconds on one core.
-# Needs a build folder that CMake configured (build/release): clang-tidy reads its
-# compile_commands.json, and the generated headers must be there.
+# clang-tidy reads compile_commands.json of a build folder, build/tidy, which this script configures
+# and in which it generates the headers of messages.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-build=build/release base='' all=0 files=()
+build=build/tidy base='' all=0 files=()
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --build) build=${2:?--build needs a folder}; shift 2 ;;
@@ -23,10 +23,13 @@ while [[ $# -gt 0 ]]; do
     *) files+=("$1"); shift ;;
   esac
 done
-[[ -f "$build/compile_commands.json" ]] || {
+if [[ "$build" == build/tidy ]]; then
+  cmake --preset tidy >/dev/null
+  ninja -C "$build" -t targets all | sed -n 's/^\(.*\.pb\.h\): .*/\1/p' | xargs ninja -C "$build" >/dev/null
+elif [[ ! -f "$build/compile_commands.json" ]]; then
   echo "check_tidy.sh: $build has no compile_commands.json; configure it with cmake first" >&2
   exit 2
-}
+fi
 
 if [[ $all -eq 1 ]]; then
   mapfile -t files < <(git ls-files '*.cc' ':!tests/')
@@ -48,7 +51,7 @@ for line in sys.stdin:
     if line.strip() and pathlib.Path(line.strip()).resolve() in compiled:
         print(line.strip())' "$build/compile_commands.json")
 if [[ ${#sources[@]} -gt 0 ]]; then
-  # Of clang's own warnings only those about locks are part of the check.
+  # The check includes clang's own warnings about locks, and none of its others.
   printf '%s\0' "${sources[@]}" | xargs -0 -n 1 -P "$(nproc)" \
     clang-tidy-14 --quiet -p "$build" --extra-arg=-Wno-everything --extra-arg=-Wthread-safety \
     2> >(grep -v 'warnings\? generated' >&2)

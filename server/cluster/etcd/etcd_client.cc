@@ -19,8 +19,6 @@ namespace {
 // A member that has vanished without a word ends a watch after about this.
 constexpr int kKeepAliveMs = 10'000;
 constexpr int kKeepAliveTimeoutMs = 5'000;
-// gRPC takes this for the time that a connection may take to come up, too.
-constexpr int kConnectTimeoutMs = 3000;
 // Entries of one response to a Range: the number requested at first, and at most. A value is 1.5
 // MiB at most (etcd's own bound of a request), a message as long as kMessageBytesMax.
 constexpr int64_t kRangeEntries = 16;
