@@ -19,7 +19,7 @@ namespace {
 
 // Bytes of a fragment: one tile, because acquired pages are not read.
 constexpr size_t kFragmentBytes = 4608;
-constexpr size_t kBodiesBytes = 1 << 20;
+constexpr size_t kCallsBodiesBytes = 1 << 20;
 constexpr size_t kPutPages = 256;  // pages of one Put
 // Calls of each client before the measurement begins.
 constexpr int kWarmCalls = 20;
@@ -111,7 +111,7 @@ absl::Status PutAll(client::Client& client, const FragmentSet& fragments, size_t
 
 absl::StatusOr<std::vector<CallsRow>> RunCallsWorkload(const CallsWorkload& workload) {
   const auto pages = static_cast<size_t>(std::max(workload.pages, workload.beside_pages));
-  FragmentSet fragments("calls", kFragmentBytes, kBodiesBytes, pages);
+  FragmentSet fragments("calls", kFragmentBytes, kCallsBodiesBytes, pages);
   CRUMB_ASSIGN_OR_RETURN(const auto writer, ConnectTo(workload.socket_dir));
   CRUMB_RETURN_IF_ERROR(BindKeyspace(*writer, fragments));
   CRUMB_RETURN_IF_ERROR(PutAll(*writer, fragments, pages));

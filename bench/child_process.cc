@@ -18,11 +18,7 @@
 #include "common/unique_fd.h"
 
 namespace crumb::bench {
-namespace {
-
-constexpr Duration kPollInterval = std::chrono::milliseconds(10);
-
-}  // namespace
+namespace {}  // namespace
 
 absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
     const std::vector<std::string>& argv, const std::string& log_path) {

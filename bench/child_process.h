@@ -13,6 +13,9 @@
 
 namespace crumb::bench {
 
+// Time between two looks at a process or a server that is awaited.
+inline constexpr Duration kPollInterval = std::chrono::milliseconds(10);
+
 // A child process, which the destructor ends.
 class ChildProcess {
  public:

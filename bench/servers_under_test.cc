@@ -20,7 +20,6 @@ namespace crumb::bench {
 namespace {
 
 constexpr Duration kStartWait = std::chrono::seconds(30);
-constexpr Duration kPollInterval = std::chrono::milliseconds(10);
 constexpr size_t kLogTailBytes = 500;
 
 std::string LogTail(const std::string& path) {

@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kPairs = 15;
 constexpr int kDepth = 8;
-constexpr size_t kBodiesBytes = 64 << 20;
+constexpr size_t kPairsBodiesBytes = 64 << 20;
 // Pages of one Acquire: enough reads to keep kDepth in flight, but only a part of host memory.
 constexpr size_t kCallBytes = 16 << 20;
 constexpr uint64_t kHostBytes = 256 << 20;
@@ -126,7 +126,7 @@ absl::Status RunOneSize(const StoreWorkloadOptions& options, size_t bytes, Store
   // One call reads one sequence, because a longer one could not leave host memory while its end is
   // leased.
   const size_t pages_per_call = std::max<size_t>(1, kCallBytes / bytes);
-  FragmentSet fragments(fmt::format("ssd-{}-{}", bytes, ::getpid()), bytes, kBodiesBytes,
+  FragmentSet fragments(fmt::format("ssd-{}-{}", bytes, ::getpid()), bytes, kPairsBodiesBytes,
                         pages_per_call);
   CRUMB_ASSIGN_OR_RETURN(const auto client, ConnectTo(crumbd->socket_dir()));
   CRUMB_RETURN_IF_ERROR(BindKeyspace(*client, fragments));

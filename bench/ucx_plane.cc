@@ -17,7 +17,7 @@ namespace {
 
 constexpr transport::SessionToken kSession = {0xC7};
 constexpr uint64_t kGeneration = 1;
-constexpr size_t kBodiesBytes = 128 << 20;
+constexpr size_t kUcxBodiesBytes = 128 << 20;
 constexpr size_t kSequencePages = 1600;
 
 FragmentSet MakeSet(size_t fragment_bytes, size_t bodies_bytes) {
@@ -127,7 +127,7 @@ transport::TransportOptions UcxPlaneOptions(const std::string& address) {
 }
 
 FragmentSetSource::FragmentSetSource(size_t fragment_bytes, size_t pages)
-    : fragments_(MakeSet(fragment_bytes, kBodiesBytes)), slots_(pages) {
+    : fragments_(MakeSet(fragment_bytes, kUcxBodiesBytes)), slots_(pages) {
   for (size_t page = 0; page < pages; ++page) {
     const auto tiles = fragments_.Tiles(page);
     std::vector<std::byte>& slot = slots_[page];

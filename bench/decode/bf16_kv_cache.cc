@@ -6,16 +6,12 @@
 #include "bench/kernels/random_data.h"
 
 namespace crumb::bench {
-namespace {
-
-constexpr int kDim = 128;
-
-}  // namespace
+namespace {}  // namespace
 
 Bf16KvCache::Bf16KvCache(const ModelShape& model, const SequenceShape& sequence, int batch)
     : model_(model), batch_(batch), tokens_(sequence.tokens()) {
   const size_t sequence_elements =
-      static_cast<size_t>(model.layers) * model.kv_heads * 2 * tokens_ * kDim;
+      static_cast<size_t>(model.layers) * model.kv_heads * 2 * tokens_ * kHeadDim;
   rows_ = Allocate<kernels::Bf16>(sequence_elements * batch);
   FillBf16(sequence_elements * batch, 21, rows_.get());
   std::vector<uint64_t> address;
@@ -29,8 +25,8 @@ Bf16KvCache::Bf16KvCache(const ModelShape& model, const SequenceShape& sequence,
 }
 
 kernels::cuda::Bf16Rows Bf16KvCache::Rows(int layer) const {
-  const int64_t head = int64_t{2} * tokens_ * 2 * kDim;
-  return {address_.get(), layer * head * model_.kv_heads, head, 2 * kDim, head / 2};
+  const int64_t head = int64_t{2} * tokens_ * 2 * kHeadDim;
+  return {address_.get(), layer * head * model_.kv_heads, head, 2 * kHeadDim, head / 2};
 }
 
 void Bf16KvCache::SetAppend(int layer, models::cuda::RopeParams* p) const {

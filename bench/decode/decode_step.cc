@@ -18,7 +18,6 @@
 namespace crumb::bench {
 namespace {
 
-constexpr int kDim = 128;
 // Layers whose weights a timing reads in turn: far more bytes than L2 holds.
 constexpr int kTunedLayers = 12;
 constexpr double kRopeBase = 1e6;
@@ -51,8 +50,8 @@ DecodeStep::DecodeStep(const StepWeights& weights, models::cuda::Projections& pr
   x_ = Allocate<Bf16>(hidden);
   y_ = Allocate<Bf16>(hidden);
   qkv_ = Allocate<Bf16>(b * m_.qkv_outputs());
-  q_ = Allocate<Bf16>(b * m_.q_heads * kDim);
-  attended_ = Allocate<Bf16>(b * m_.q_heads * kDim);
+  q_ = Allocate<Bf16>(b * m_.q_heads * kHeadDim);
+  attended_ = Allocate<Bf16>(b * m_.q_heads * kHeadDim);
   gate_up_ = Allocate<Bf16>(b * 2 * m_.ffn);
   gated_ = Allocate<Bf16>(b * m_.ffn);
   logits_ = Allocate<Bf16>(b * m_.vocabulary);
@@ -116,7 +115,7 @@ void DecodeStep::Tune(int candidates) {
 }
 
 void DecodeStep::TuneProjections(int candidates) {
-  const int q = m_.q_heads * kDim;
+  const int q = m_.q_heads * kHeadDim;
   TuneOne(candidates, m_.hidden, m_.qkv_outputs(), w_.qkv.get(), w_.qkv_stride, m_.layers);
   TuneOne(candidates, q, m_.hidden, w_.out.get(), w_.out_stride, m_.layers);
   TuneOne(candidates, m_.hidden, 2 * m_.ffn, w_.gate_up.get(), w_.gate_up_stride,
@@ -186,8 +185,8 @@ void DecodeStep::EnqueueChain(std::initializer_list<ChainProduct> products,
 }
 
 ChainProduct DecodeStep::OutProduct(int layer) const {
-  return Product(attended_.get(), nullptr, w_.out.get() + layer * w_.out_stride, m_.q_heads * kDim,
-                 m_.hidden, ChainOutput::kAdd, residual_.get());
+  return Product(attended_.get(), nullptr, w_.out.get() + layer * w_.out_stride,
+                 m_.q_heads * kHeadDim, m_.hidden, ChainOutput::kAdd, residual_.get());
 }
 
 ChainProduct DecodeStep::DownProduct(int layer) const {
@@ -224,8 +223,8 @@ void DecodeStep::EnqueueAttend(int layer, cudaStream_t stream) {
   rope.rotary_dim = m_.rotary_dim;
   rope.epsilon = static_cast<float>(m_.epsilon);
   rope.qkv = qkv_.get();
-  rope.q_weight = w_.head_norms.get() + layer * 2 * kDim;
-  rope.k_weight = rope.q_weight + kDim;
+  rope.q_weight = w_.head_norms.get() + layer * 2 * kHeadDim;
+  rope.k_weight = rope.q_weight + kHeadDim;
   rope.cosine = cosine_.get();
   rope.sine = sine_.get();
   rope.q = q_.get();
@@ -239,7 +238,7 @@ void DecodeStep::EnqueueLayer(int layer, cudaStream_t stream) {
   Project(x_.get(), w_.qkv.get() + layer * w_.qkv_stride, qkv_.get(), m_.hidden, m_.qkv_outputs(),
           stream);
   EnqueueAttend(layer, stream);
-  Project(attended_.get(), w_.out.get() + layer * w_.out_stride, y_.get(), m_.q_heads * kDim,
+  Project(attended_.get(), w_.out.get() + layer * w_.out_stride, y_.get(), m_.q_heads * kHeadDim,
           m_.hidden, stream);
   Check(models::cuda::AddAndNorm(norm, y_.get(), Norm(2 * layer + 1), residual_.get(), x_.get(),
                                  stream),
@@ -293,7 +292,7 @@ void DecodeStep::EnqueueProjections(cudaStream_t stream) {
   for (int layer = 0; layer < m_.layers; ++layer) {
     Project(x_.get(), w_.qkv.get() + layer * w_.qkv_stride, qkv_.get(), m_.hidden, m_.qkv_outputs(),
             stream);
-    Project(attended_.get(), w_.out.get() + layer * w_.out_stride, y_.get(), m_.q_heads * kDim,
+    Project(attended_.get(), w_.out.get() + layer * w_.out_stride, y_.get(), m_.q_heads * kHeadDim,
             m_.hidden, stream);
     if (layer < m_.dense_layers()) {
       EnqueueFfn(layer, stream);

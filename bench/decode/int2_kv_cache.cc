@@ -11,10 +11,9 @@
 namespace crumb::bench {
 namespace {
 
-constexpr int kDim = 128;
 constexpr int kSink = SequenceShape::kSinkTokens;
 constexpr int kSlots = SequenceShape::kRingSlots;
-constexpr int64_t kRowBytes = 2 * kDim;
+constexpr int64_t kRowBytes = 2 * kHeadDim;
 
 }  // namespace
 
@@ -68,7 +67,7 @@ void Int2KvCache::MakeTransforms() {
   std::mt19937 random(20240602);
   std::vector<float> layer_rotations, rotations;
   for (int head = 0; head < 2 * model_.kv_heads; ++head) {
-    const std::vector<float> rotation = RandomRotation(kDim, random);
+    const std::vector<float> rotation = RandomRotation(kHeadDim, random);
     layer_rotations.insert(layer_rotations.end(), rotation.begin(), rotation.end());
   }
   for (int layer = 0; layer < model_.layers; ++layer) {
@@ -76,7 +75,7 @@ void Int2KvCache::MakeTransforms() {
   }
   rotations_ = Upload(rotations);
   std::normal_distribution<float> normal(0.0f, 0.3f);
-  std::vector<float> mean(static_cast<size_t>(model_.layers) * model_.kv_heads * kDim);
+  std::vector<float> mean(static_cast<size_t>(model_.layers) * model_.kv_heads * kHeadDim);
   for (float& x : mean) x = normal(random);
   mean_k_ = Upload(mean);
   mean_v_ = Upload(mean);
@@ -152,7 +151,7 @@ void Int2KvCache::SetAppend(int layer, models::cuda::RopeParams* p) const {
   p->begin = recent_begin_.get();
   p->tokens = recent_tokens_.get();
   p->capacity = kSlots;
-  p->mean_k = mean_k_.get() + static_cast<size_t>(layer) * model_.kv_heads * kDim;
+  p->mean_k = mean_k_.get() + static_cast<size_t>(layer) * model_.kv_heads * kHeadDim;
   p->offset = offset_.get();
 }
 
@@ -171,9 +170,9 @@ void Int2KvCache::Attend(int layer, const kernels::Bf16* q, kernels::Bf16* out,
   p.recent = Ring(layer);
   p.recent_capacity = kSlots;
   const size_t first = static_cast<size_t>(layer) * model_.kv_heads;
-  p.rotation_k = rotations_.get() + 2 * first * kDim * kDim;
-  p.rotation_v = p.rotation_k + model_.kv_heads * kDim * kDim;
-  p.mean_v = mean_v_.get() + first * kDim;
+  p.rotation_k = rotations_.get() + 2 * first * kHeadDim * kHeadDim;
+  p.rotation_v = p.rotation_k + model_.kv_heads * kHeadDim * kHeadDim;
+  p.mean_v = mean_v_.get() + first * kHeadDim;
   p.offset = offset_.get();
   p.overlap_previous = layer > 0;  // the first layer must wait for the plan
   p.plan = plan_.get();

@@ -28,7 +28,7 @@ namespace {
 using client::DevicePool;
 using kernels::PageFormat;
 
-constexpr Duration kPatience = std::chrono::seconds(60);
+constexpr Duration kHitPatience = std::chrono::seconds(60);
 constexpr uint64_t kHandleBytes = uint64_t{256} << 20;
 constexpr int kWarmUp = 3;
 constexpr int kCommitBatch = 64;
@@ -94,7 +94,7 @@ class Writer {
       request.keys = std::span(keys_.front()).first(static_cast<size_t>(pages));
       request.range = workload_.options.own_tiles();
       for (const auto& pool : pools_) request.pools.push_back(pool->id());
-      request.timeout = kPatience;
+      request.timeout = kHitPatience;
       const auto start = std::chrono::steady_clock::now();
       CRUMB_ASSIGN_OR_RETURN(const auto found, client_->Acquire(request));
       times.push_back(MsSince(start));
@@ -112,7 +112,7 @@ class Writer {
     spec.kv_heads = workload_.options.kv_heads;
     spec.head_dim = workload_.options.head_dim;
     spec.group_size = workload_.options.group_size;
-    CRUMB_ASSIGN_OR_RETURN(keyspace_, client_->OpenKeyspace(spec, kPatience));
+    CRUMB_ASSIGN_OR_RETURN(keyspace_, client_->OpenKeyspace(spec, kHitPatience));
     return absl::OkStatus();
   }
 
@@ -143,7 +143,8 @@ class Writer {
     options.blank_slots = 1;
     CRUMB_ASSIGN_OR_RETURN(pools_.emplace_back(), DevicePool::Open(options, *memory_, *client_));
     DevicePool& pool = *pools_.back();
-    if (!pool.WaitBlank(1, kPatience)) return absl::UnavailableError("no slots in a device pool");
+    if (!pool.WaitBlank(1, kHitPatience))
+      return absl::UnavailableError("no slots in a device pool");
     for (size_t prompt = 0; prompt < keys_.size(); ++prompt) {
       CRUMB_RETURN_IF_ERROR(FillPrompt(pool, format, prompt, first, end));
     }
@@ -152,10 +153,10 @@ class Writer {
 
   absl::Status FillPrompt(DevicePool& pool, PageFormat format, size_t prompt, int first, int end) {
     for (int page = first; page < end;) {
-      const auto slots = pool.Reserve(std::min(kCommitBatch, end - page), kPatience);
+      const auto slots = pool.Reserve(std::min(kCommitBatch, end - page), kHitPatience);
       if (slots.empty()) {
         // The pool may still grow.
-        if (!pool.WaitBlank(1, kPatience)) {
+        if (!pool.WaitBlank(1, kHitPatience)) {
           return absl::ResourceExhaustedError("a device pool is full");
         }
         continue;
@@ -167,7 +168,8 @@ class Writer {
       }
       CRUMB_RETURN_IF_ERROR(device_.Record(written_.get(), stream_.get()));
       CRUMB_RETURN_IF_ERROR(device_.Synchronize(written_.get()));
-      CRUMB_ASSIGN_OR_RETURN(const auto outcomes, pool.Commit(keyspace_.id, fragments, kPatience));
+      CRUMB_ASSIGN_OR_RETURN(const auto outcomes,
+                             pool.Commit(keyspace_.id, fragments, kHitPatience));
       for (const client::CommitOutcome outcome : outcomes) {
         if (outcome != client::CommitOutcome::kStored) {
           return absl::InternalError("a page was not stored in its slot");
@@ -289,7 +291,7 @@ class Reader {
     round->bytes = static_cast<int64_t>(stats.loaded_bytes);
     round->gbps = static_cast<double>(round->bytes) / round->all_layers_ms / 1e6;
     sequence.reset();
-    return worker_->WaitPublished(kPatience);
+    return worker_->WaitPublished(kHitPatience);
   }
 
  private:
@@ -297,7 +299,7 @@ class Reader {
 
   template <typename Condition>
   static absl::Status WaitFor(const Condition& condition) {
-    const TimePoint deadline = Clock::Real().Now() + kPatience;
+    const TimePoint deadline = Clock::Real().Now() + kHitPatience;
     while (!condition()) {
       if (Clock::Real().Now() > deadline) return absl::DeadlineExceededError("a device pool waits");
       std::this_thread::sleep_for(std::chrono::milliseconds(1));

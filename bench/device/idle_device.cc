@@ -17,7 +17,7 @@ using client::DeviceEvent;
 using client::DeviceMemory;
 using client::DeviceStream;
 
-constexpr size_t kAlignment = 4096;
+constexpr size_t kMemoryAlignment = 4096;
 constexpr size_t kWorkspaceBytes = 1 << 16;
 
 // Bytes of an allocation: enough for a worker's constants, which are never read.
@@ -92,7 +92,8 @@ class IdleDevice final : public Device {
   }
   void Free(DeviceAddress address) override { std::free(reinterpret_cast<void*>(address)); }
   absl::StatusOr<std::byte*> AllocatePinned(size_t bytes) override {
-    void* memory = std::aligned_alloc(kAlignment, (bytes / kAlignment + 1) * kAlignment);
+    void* memory =
+        std::aligned_alloc(kMemoryAlignment, (bytes / kMemoryAlignment + 1) * kMemoryAlignment);
     if (memory == nullptr) return absl::ResourceExhaustedError("no memory");
     return static_cast<std::byte*>(memory);
   }

@@ -22,7 +22,7 @@ namespace cuda = kernels::cuda;
 
 namespace {
 
-cudaStream_t Of(DeviceStream stream) { return reinterpret_cast<cudaStream_t>(stream); }
+cudaStream_t CudaStream(DeviceStream stream) { return reinterpret_cast<cudaStream_t>(stream); }
 
 absl::Status FromEvict(cudaError_t error, const kernels::TileShape& tile) {
   if (error == cudaErrorInvalidConfiguration) {
@@ -73,74 +73,76 @@ size_t CudaKernels::QuantizeFromWorkspaceBytes(const cuda::EvictParams& evict) c
 absl::Status CudaKernels::PrepareRotation(const float* rotation, int head_dim, int matrices,
                                           cuda::EvictRotation* prepared, DeviceStream stream) {
   const CurrentDevice current(ordinal_);
-  return FromCuda(cuda::PrepareEvictRotation(rotation, head_dim, matrices, prepared, Of(stream)),
-                  "preparing rotations");
+  return FromCuda(
+      cuda::PrepareEvictRotation(rotation, head_dim, matrices, prepared, CudaStream(stream)),
+      "preparing rotations");
 }
 
 absl::Status CudaKernels::PrepareFeedback(const float* feedback, int head_dim, int matrices,
                                           cuda::EvictFeedback* prepared, DeviceStream stream) {
   const CurrentDevice current(ordinal_);
-  return FromCuda(cuda::PrepareEvictFeedback(feedback, head_dim, matrices, prepared, Of(stream)),
-                  "preparing feedback");
+  return FromCuda(
+      cuda::PrepareEvictFeedback(feedback, head_dim, matrices, prepared, CudaStream(stream)),
+      "preparing feedback");
 }
 
 absl::Status CudaKernels::Append(const cuda::AppendParams& params, DeviceStream stream) {
   const CurrentDevice current(ordinal_);
-  return FromCuda(cuda::AppendRows(params, Of(stream)), "append");
+  return FromCuda(cuda::AppendRows(params, CudaStream(stream)), "append");
 }
 
 absl::Status CudaKernels::Evict(const cuda::EvictParams& params, DeviceStream stream) {
   const CurrentDevice current(ordinal_);
-  return FromEvict(cuda::EvictWindows(params, Of(stream)), params.tile);
+  return FromEvict(cuda::EvictWindows(params, CudaStream(stream)), params.tile);
 }
 
 absl::Status CudaKernels::Plan(const cuda::DecodeShape& shape, const cuda::DecodeLengths& lengths,
                                void* plan, DeviceStream stream) {
   const CurrentDevice current(ordinal_);
-  return FromCuda(cuda::PlanDecode(shape, lengths, 0, plan, Of(stream)), "decode plan");
+  return FromCuda(cuda::PlanDecode(shape, lengths, 0, plan, CudaStream(stream)), "decode plan");
 }
 
 absl::Status CudaKernels::Decode(const cuda::DecodeAttentionParams& params, DeviceStream stream) {
   const CurrentDevice current(ordinal_);
-  return FromCuda(cuda::DecodeAttention(params, Of(stream)), "decode attention");
+  return FromCuda(cuda::DecodeAttention(params, CudaStream(stream)), "decode attention");
 }
 
 absl::Status CudaKernels::Prefill(const cuda::PrefillAttentionParams& params, DeviceStream stream) {
   const CurrentDevice current(ordinal_);
-  return FromCuda(cuda::PrefillAttention(params, Of(stream)), "prefill attention");
+  return FromCuda(cuda::PrefillAttention(params, CudaStream(stream)), "prefill attention");
 }
 
 absl::Status CudaKernels::Fetch(const cuda::FetchParams& params, DeviceStream stream) {
   const CurrentDevice current(ordinal_);
-  return FromCuda(cuda::FetchTiles(params, Of(stream)), "fetch");
+  return FromCuda(cuda::FetchTiles(params, CudaStream(stream)), "fetch");
 }
 
 absl::Status CudaKernels::QueryOffsets(const cuda::QueryOffsetsParams& params,
                                        DeviceStream stream) {
   const CurrentDevice current(ordinal_);
-  return FromCuda(cuda::QueryOffsets(params, Of(stream)), "query offsets");
+  return FromCuda(cuda::QueryOffsets(params, CudaStream(stream)), "query offsets");
 }
 
 absl::Status CudaKernels::PlanBlocks(const cuda::PlanBlocksParams& params, DeviceStream stream) {
   const CurrentDevice current(ordinal_);
-  return FromCuda(cuda::PlanBlocks(params, Of(stream)), "block plan");
+  return FromCuda(cuda::PlanBlocks(params, CudaStream(stream)), "block plan");
 }
 
 absl::Status CudaKernels::MoveBlockRows(const cuda::MoveBlockRowsParams& params,
                                         DeviceStream stream) {
   const CurrentDevice current(ordinal_);
-  return FromCuda(cuda::MoveBlockRows(params, Of(stream)), "block rows");
+  return FromCuda(cuda::MoveBlockRows(params, CudaStream(stream)), "block rows");
 }
 
 absl::Status CudaKernels::QuantizeFrom(const cuda::QuantizeFromParams& params,
                                        DeviceStream stream) {
   const CurrentDevice current(ordinal_);
-  return FromEvict(cuda::QuantizeFromPages(params, Of(stream)), params.evict.tile);
+  return FromEvict(cuda::QuantizeFromPages(params, CudaStream(stream)), params.evict.tile);
 }
 
 absl::Status CudaKernels::Dequantize(const cuda::DequantizeParams& params, DeviceStream stream) {
   const CurrentDevice current(ordinal_);
-  return FromCuda(cuda::DequantizePages(params, Of(stream)), "dequantize");
+  return FromCuda(cuda::DequantizePages(params, CudaStream(stream)), "dequantize");
 }
 
 }  // namespace crumb::client
