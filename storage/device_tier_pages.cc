@@ -15,8 +15,8 @@ namespace {
 constexpr size_t kStepsPerHold = 32'768;
 // Pages that are let go, touched or visited, and fragments that are named, while the lock is held
 // once.
-constexpr size_t kPagesPerHold = 4096;
-constexpr size_t kFragmentsPerHold = 4096;
+constexpr size_t kDevicePagesPerHold = 4096;
+constexpr size_t kDeviceFragmentsPerHold = 4096;
 // Pages that are removed while the lock is held once.
 constexpr size_t kRemovalsPerHold = 1024;
 
@@ -94,10 +94,10 @@ std::vector<DeviceTier::PlacesOf> DeviceTier::Ref(const AcquireRequest& request)
 }
 
 void DeviceTier::Unref(std::span<const PlacesOf> pages) {
-  for (size_t first = 0; first < pages.size(); first += kPagesPerHold) {
+  for (size_t first = 0; first < pages.size(); first += kDevicePagesPerHold) {
     MutexLock lock(&mutex_);
     for (const PlacesOf& places :
-         pages.subspan(first, std::min(kPagesPerHold, pages.size() - first))) {
+         pages.subspan(first, std::min(kDevicePagesPerHold, pages.size() - first))) {
       for (const auto& [pool, page] : places) TableOf(pool).Unref(page);
     }
   }
@@ -160,8 +160,8 @@ void DeviceTier::NameFragments(const AcquireRequest& request, size_t fragments_m
   size_t named = 0;
   bool full = false;
   while (named < pages->size() && !full) {
-    const size_t end = std::min(pages->size(), named + kPagesPerHold);
-    const size_t fragments_end = fragments->size() + kFragmentsPerHold;
+    const size_t end = std::min(pages->size(), named + kDevicePagesPerHold);
+    const size_t fragments_end = fragments->size() + kDeviceFragmentsPerHold;
     std::map<DevicePoolNumber, std::vector<PageHandle>> read;
     MutexLock lock(&mutex_);
     for (; named < end && fragments->size() < fragments_end; ++named) {
@@ -181,8 +181,8 @@ std::vector<DeviceFragmentRef> DeviceTier::FragmentsOf(std::span<const PlacesOf>
                                                        const TileRange& range) const {
   std::vector<DeviceFragmentRef> fragments;
   for (size_t next = 0; next < pages.size();) {
-    const size_t end = std::min(pages.size(), next + kPagesPerHold);
-    const size_t fragments_end = fragments.size() + kFragmentsPerHold;
+    const size_t end = std::min(pages.size(), next + kDevicePagesPerHold);
+    const size_t fragments_end = fragments.size() + kDeviceFragmentsPerHold;
     MutexLock lock(&mutex_);
     for (; next < end && fragments.size() < fragments_end; ++next) {
       AddRefs(pages[next], static_cast<uint32_t>(next), range, &fragments);
@@ -194,7 +194,7 @@ std::vector<DeviceFragmentRef> DeviceTier::FragmentsOf(std::span<const PlacesOf>
 void DeviceTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
   for (const DevicePoolNumber number : Numbers()) {
     for (size_t end = keys.size(); end > 0;) {
-      const size_t begin = end - std::min(end, kPagesPerHold);
+      const size_t begin = end - std::min(end, kDevicePagesPerHold);
       MutexLock lock(&mutex_);
       DevicePoolIndex* pool = Find(number);
       if (pool == nullptr) break;
@@ -359,7 +359,7 @@ void DeviceTier::ForEachPage(const KeyspaceId& keyspace,
       MutexLock lock(&mutex_);
       const DevicePoolIndex* pool = Find(number);
       if (pool == nullptr) break;
-      from = pool->table().Scan(keyspace, from, kPagesPerHold,
+      from = pool->table().Scan(keyspace, from, kDevicePagesPerHold,
                                 [&](PageHandle, const Page& page) { keys.push_back(page.key); });
     }
   }

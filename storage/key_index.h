@@ -13,9 +13,6 @@
 
 namespace crumb::storage {
 
-// Keys whose places in an index are brought to the cache before they are looked up.
-inline constexpr size_t kPrefetchAhead = 8;
-
 // Numbers by page key. A hash map in parts, because a map that grows moves all its entries at once:
 // a part of an index of four million pages does so in about a millisecond. Not thread-safe.
 class KeyIndex {
