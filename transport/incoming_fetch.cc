@@ -11,7 +11,7 @@
 namespace crumb::transport {
 namespace {
 
-absl::Status MalformedAnswer(const char* what) {
+absl::Status MalformedFetch(const char* what) {
   return absl::DataLossError(std::string("malformed answer: ") + what);
 }
 
@@ -141,7 +141,7 @@ void IncomingFetch::TakePage(Page& page, const PageWish& wish, const AnswerBody:
 absl::Status IncomingFetch::TakeResponse(std::span<const std::byte> body) {
   CRUMB_ASSIGN_OR_RETURN(const AnswerBody answer, DecodeAnswer(body));
   if (answer.first_page != answered_ || answer.pages.size() > pages_.size() - answered_) {
-    return MalformedAnswer("not the pages that come next");
+    return MalformedFetch("not the pages that come next");
   }
   for (const AnswerBody::Page& page : answer.pages) {
     TakePage(pages_[answered_], request_.pages[answered_], page);
@@ -152,18 +152,18 @@ absl::Status IncomingFetch::TakeResponse(std::span<const std::byte> body) {
 
 absl::StatusOr<std::optional<TileBatch>> IncomingFetch::Claim(const FrameHeader& header,
                                                               size_t bytes) {
-  if (header.page >= answered_) return MalformedAnswer("tiles of a page without an answer");
+  if (header.page >= answered_) return MalformedFetch("tiles of a page without an answer");
   Page& page = pages_[header.page];
   if (page.ended && page.status != PageStatus::kHit) return std::optional<TileBatch>();
-  if (header.fragment >= page.fragments.size()) return MalformedAnswer("tiles of no fragment");
+  if (header.fragment >= page.fragments.size()) return MalformedFetch("tiles of no fragment");
   std::vector<bool>& claimed = page.fragments[header.fragment].claimed;
   const TileBatch batch{header.page, header.fragment, header.first, header.count};
   if (batch.count == 0 || batch.first >= claimed.size() ||
       batch.count > claimed.size() - batch.first || bytes != BatchBytes(batch)) {
-    return MalformedAnswer("tiles outside of their fragment");
+    return MalformedFetch("tiles outside of their fragment");
   }
   const auto begin = claimed.begin() + batch.first, end = begin + batch.count;
-  if (std::find(begin, end, true) != end) return MalformedAnswer("tiles came twice");
+  if (std::find(begin, end, true) != end) return MalformedFetch("tiles came twice");
   std::fill(begin, end, true);
   return std::optional<TileBatch>(batch);
 }
