@@ -147,11 +147,11 @@ void Host::SendPool(Sender& sender, File file, bool own_pool, const std::string&
     if (request.has_leave()) request.mutable_leave()->set_pool(sender.pool);
   }
   const PoolReply reply = pools_.Handle(sender.session, request, Files(file));
-  const bool refused = reply.answer.code() != 0;
-  Check(!refused || (reply.fds.empty() && reply.answer.pool().empty()));
+  const bool refused = reply.response.code() != 0;
+  Check(!refused || (reply.fds.empty() && reply.response.pool().empty()));
   Check(reply.fds.size() <=
-        static_cast<size_t>(reply.answer.handles_size()) + (reply.answer.roster() ? 1 : 0));
-  if (!refused && request.has_join()) sender.pool = reply.answer.pool();
+        static_cast<size_t>(reply.response.handles_size()) + (reply.response.roster() ? 1 : 0));
+  if (!refused && request.has_join()) sender.pool = reply.response.pool();
 }
 
 void Host::Send(Kind kind, size_t sender_index, File file, bool own_pool,

@@ -138,19 +138,19 @@ void World::PoolJoin(Worker& worker, const Step& step) {
     request.mutable_join()->set_pool(again);
     server::PoolReply reply = node_->pools->Handle(view->session, request, {});
     if (worker.view == view) Notices(worker);  // copies asked of it before are not its work now
-    if (reply.answer.code() != 0 || worker.view != view || InPool(worker)) return;
+    if (reply.response.code() != 0 || worker.view != view || InPool(worker)) return;
     if (!again.empty()) {
       worker.pool.left = worker.pool.id != again;
       return;
     }
     if (UsesSlots(worker)) return;  // it has slots of another pool by now
     PoolView joined;
-    joined.id = reply.answer.pool();
+    joined.id = reply.response.pool();
     joined.device = device;
     joined.roster = reply.fds.front();
     joined.mark = RosterMark::Take(joined.roster->get()).value();
     joined.view = view;
-    joined.handles.assign(reply.answer.handles().begin(), reply.answer.handles().end());
+    joined.handles.assign(reply.response.handles().begin(), reply.response.handles().end());
     worker.pool = std::move(joined);
   });
 }
@@ -174,7 +174,7 @@ void World::Rejoin(Worker& worker) {
       request.mutable_join()->set_roster_mark(mark);
       std::vector<UniqueFd> fds;
       fds.emplace_back(::fcntl(worker.pool.roster->get(), F_DUPFD_CLOEXEC, 0));
-      return node_->pools->Handle(view->session, request, std::move(fds)).answer.code() == 0;
+      return node_->pools->Handle(view->session, request, std::move(fds)).response.code() == 0;
     };
     if (!join(0) || !lives()) return;
     if (same_node) {
@@ -196,7 +196,7 @@ void World::Rejoin(Worker& worker) {
       v1::PoolRequest offer;
       offer.mutable_offer()->set_pool(id);
       offer.mutable_offer()->set_number(handle);
-      const int code = node_->pools->Handle(view->session, offer, AnyDescriptor()).answer.code();
+      const int code = node_->pools->Handle(view->session, offer, AnyDescriptor()).response.code();
       if (!lives()) return;
       // Pools that came meanwhile may have taken the tenant's part: the process tries again later.
       const auto there = static_cast<int>(absl::StatusCode::kAlreadyExists);
@@ -243,8 +243,8 @@ void World::PoolOffer(Worker& worker, const Step& step) {
     v1::PoolRequest request;
     request.mutable_offer()->set_pool(id);
     const server::PoolReply reply = node_->pools->Handle(view->session, request, AnyDescriptor());
-    if (reply.answer.code() != 0 || worker.view != view || worker.pool.id != id) return;
-    worker.pool.handles.push_back(reply.answer.handles(0));
+    if (reply.response.code() != 0 || worker.view != view || worker.pool.id != id) return;
+    worker.pool.handles.push_back(reply.response.handles(0));
   });
 }
 
