@@ -12,9 +12,12 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
 endif()
 
+# The compiler cache sees paths relative to the source folder, so clones in other folders share its results.
 find_program(CRUMB_CCACHE ccache)
 if(CRUMB_CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER "${CRUMB_CCACHE}")
+  set(CRUMB_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env "CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}" CCACHE_NOHASHDIR=1
+    "${CRUMB_CCACHE}")
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CRUMB_COMPILER_LAUNCHER})
 endif()
 
 find_package(Threads REQUIRED)
