@@ -13,8 +13,8 @@ void AddUnlessEmpty(const TileRange& piece, std::vector<TileRange>& pieces) {
   }
 }
 
-// Adds what is left of `piece` without `hole`: the layers before and after it whole, and in its
-// layers the heads before and after it.
+// Adds the difference of `piece` and `hole` to `left`: all heads of the layers before and after the
+// hole, and in the hole's layers the heads before and after it.
 void SubtractOne(const TileRange& piece, const TileRange& hole, std::vector<TileRange>& left) {
   const TileRange cut = Intersect(piece, hole);
   if (cut.tiles() == 0) {

@@ -43,7 +43,7 @@ class TileSet {
   void Clear();
   // Whether all tiles of `whole` are in the set.
   bool full() const { return tiles_ == whole_.tiles(); }
-  // Words of 64 heads in the rows of `part`: what a call costs.
+  // Returns the number of words of 64 heads in the rows of `part`, which is the cost of a call.
   size_t Rows(const TileRange& part) const;
 
  private:
@@ -54,8 +54,7 @@ class TileSet {
   const TileRange whole_;
   const size_t words_per_row_;
   int tiles_ = 0;
-  std::vector<uint64_t>
-      bits_;  // by layer of `whole`, words_per_row_ each; empty before the first Add
+  std::vector<uint64_t> bits_;  // [layers of `whole`][words_per_row_]; empty before the first Add
 };
 
 }  // namespace crumb::storage

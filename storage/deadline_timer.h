@@ -20,14 +20,14 @@ class DeadlineTimer {
   using Id = std::pair<TimePoint, uint64_t>;
 
   explicit DeadlineTimer(const Clock& clock);
-  // Forgets what was not called yet.
+  // Discards the calls that are not due yet.
   ~DeadlineTimer();
 
   // `expired` must not block.
   Id Schedule(TimePoint deadline, std::function<void()> expired);
-  // Everything is due, what is scheduled from now on, too.
+  // Makes all calls due now, and later ones as soon as they are scheduled.
   void ExpireAll();
-  // No effect when it was called or is being called.
+  // Has no effect if the call was made or is in progress.
   void Cancel(const Id& id);
 
  private:

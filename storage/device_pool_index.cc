@@ -269,7 +269,7 @@ bool DevicePoolIndex::Demoted(HolderId holder, uint64_t slot, TimePoint now) {
   const Departure departure = found->second.departure;
   demoting_.erase(found);
   for (const Fragment& fragment : table_[departure.page].fragments) {
-    if (demoting_.contains(slots_.NumberOf(fragment.slot))) return true;  // not the last
+    if (demoting_.contains(slots_.NumberOf(fragment.slot))) return true;  // other copies remain
   }
   EndDeparture(departure, Departed::kGone, now);
   return true;

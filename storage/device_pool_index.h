@@ -47,9 +47,9 @@ class UniformSlots final : public SlotSpace {
     return number < handles_.size() && !handles_[number].states.empty();
   }
 
-  // Any slot that is not taken; none if all are, and none while the space recovers.
+  // Takes any slot. Returns none if all are taken, or while the space recovers.
   std::optional<uint64_t> Take();
-  // This slot, if it is fresh. REQUIRES: the space recovers.
+  // Takes this slot if it is fresh; otherwise returns false. REQUIRES: the space recovers.
   bool TakeAt(uint64_t number);
   void EndRecovery() { recovering_ = false; }
   // REQUIRES: the slot is taken.
@@ -96,7 +96,7 @@ class UniformSlots final : public SlotSpace {
   bool recovering_;
   uint64_t handle_count_ = 0;
   uint64_t used_ = 0;
-  std::vector<Handle> handles_;    // by number
+  std::vector<Handle> handles_;    // indexed by handle number
   std::vector<uint32_t> unswept_;  // handles that may have fresh slots, as a stack
   std::vector<uint64_t> free_;     // slots that were freed, as a stack
 };
@@ -108,20 +108,35 @@ using HolderId = uint64_t;
 // its page has gone; the number of a departure is not.
 using DepartureId = uint64_t;
 
-// A page whose slot is needed: to be copied to where it stays, before the slot is used again.
+// A page whose slot is needed, and that a process is to copy to the host tier before that.
 struct DemotionWork {
   uint64_t slot = 0;
   std::shared_ptr<const FragmentHeader> header;
 };
 
-// One device pool's slots and pages. A slot is free; blank and held by one process, or by several
-// that had it before the pool was recreated and do not say what it holds; or it holds a fragment,
-// which processes may hold as well. The bytes are the processes' own: nothing here reads them. Not
-// thread-safe: the tier's lock covers it.
+// The slots and pages of one device pool. A slot is in one of these states:
+//
+//   state      meaning                                   next state, and the call that leads to it
+//   free       it has no page, and no process holds it   blank: TakeBlank
+//   blank      a process holds it and writes a page      held: Commit
+//                                                        free: Release, EndHolds
+//   held       it has a fragment, and processes hold it  committed: Release, EndHolds (last hold)
+//   committed  it has a fragment, and no process holds   free: BeginDeparture, EndDeparture(kGone)
+//              it; leases may refer to its page          demoting: BeginDeparture, Demote
+//   demoting   its page was chosen to leave, and a       free: Demoted (copied), DropDemotions
+//   (lost)
+//              process copies it to the host tier        committed: the same, if its page is leased
+//
+// Remove takes the page of a held, committed or demoting slot out of the table at once; the slot is
+// free when its last hold and reference have ended. In a pool that recovers, the use of slots is
+// unknown: Claim makes them blank (several processes may hold such a slot and not know its page) or
+// held, and EndRecovery frees the others.
+//
+// The index never reads the slots' bytes. Not thread-safe: the tier's lock covers it.
 class DevicePoolIndex {
  public:
-  // `recovering`: an earlier crumbd's pool. No slot is given out, and no page leaves, until
-  // EndRecovery: a process that is not back yet may use it.
+  // `recovering`: the pool is of an earlier crumbd. TakeBlank and BeginDeparture return none until
+  // EndRecovery, because processes that have not reconnected may use any slot.
   DevicePoolIndex(std::unique_ptr<EvictionPolicy> policy, uint32_t slot_bytes,
                   uint64_t handle_bytes, bool recovering);
 
@@ -158,20 +173,22 @@ class DevicePoolIndex {
   bool recovering() const { return recovering_; }
   void EndRecovery();
 
-  // A free slot for `holder` to write.
+  // Makes a free slot blank for `holder` to write. Returns none if no slot is free.
   std::optional<uint64_t> TakeBlank(HolderId holder);
-  // Makes a blank slot that the holder alone has a fragment that it holds. kInvalidArgument: it is
-  // no such slot, or too small; else as PageTable::Insert, and the slot stays blank.
+  // Inserts a fragment that the holder has written to a blank slot, which becomes held.
+  // kInvalidArgument: the slot is not blank, is too small, or other processes hold it too. Other
+  // errors are those of PageTable::Insert. On error the slot stays blank.
   absl::Status Commit(HolderId holder, uint64_t slot,
                       const std::shared_ptr<const FragmentHeader>& header,
                       uint32_t logical_tile_bytes, TimePoint now);
-  // The holder had the slot before this pool was recreated. `header` names the page there; null:
-  // none, or the holder does not know; others may hold it as well, and one's claim holds for all. A
-  // page that was removed before counts as null: the slot stays the holder's. Returns false when
-  // there is no such slot, another page lies there, or the recovery has ended.
+  // Restores a hold that the holder had before this pool was recreated. `header` names the page in
+  // the slot; null if it has none or the holder does not know it. If several processes claim one
+  // slot, the header of any of them counts for all. A page that was removed before counts as null,
+  // and the slot is blank. Returns false if there is no such slot, if it has another page, or if
+  // the recovery has ended.
   bool Claim(HolderId holder, uint64_t slot, std::shared_ptr<const FragmentHeader> header,
              uint32_t logical_tile_bytes, TimePoint now);
-  // The holder lets a slot go. False: it does not hold it.
+  // Ends a hold. Returns false if the holder does not hold the slot.
   bool Release(HolderId holder, uint64_t slot);
   // Forgets that an ended holder holds slots and returns them. Each stays in use until EndHolds is
   // called with it: a holder of many slots is ended in pieces.
@@ -185,8 +202,9 @@ class DevicePoolIndex {
   bool InUse() const { return held_ > 0 || table_.references() > 0; }
   size_t blank() const { return blank_; }
 
-  // Chooses a page to leave and refers to it until EndDeparture: the one before `child`, which
-  // leaves already, unless it is in use or was read later; else as the policy says.
+  // Chooses a page to leave and refers to it until EndDeparture. That is the parent of `child`, a
+  // page that is leaving, unless the parent is in use or was read later; otherwise the policy's
+  // victim.
   struct Departure {
     PageHandle page = kNoPage;
     DepartureId id = 0;
@@ -195,17 +213,18 @@ class DevicePoolIndex {
   enum class Departed { kGone, kStays };
   // Does nothing if the departure has ended.
   void EndDeparture(const Departure& departure, Departed departed, TimePoint now);
-  // The page's fragments are copied away by `holder`; its departure ends with that. Returns no work
-  // if the departure has ended.
+  // Returns the copies that `holder` must make of the page's fragments; the departure ends with the
+  // last of them. Returns no work if the departure has ended.
   std::vector<DemotionWork> Demote(const Departure& departure, HolderId holder);
-  // Takes Demote back; the departure goes on. Returns false if it has ended.
+  // Undoes Demote; the departure continues. Returns false if it has ended.
   bool ForgetDemotion(const Departure& departure);
   // Returns the fragment that the holder copies from that slot, if any.
   std::optional<FragmentMeta> DemotingAt(HolderId holder, uint64_t slot) const;
-  // The holder has copied a slot of such a page. Returns false when it is none. The page leaves
-  // with its last slot, unless it is in use again.
+  // Records that the holder has copied a demoting slot. The page leaves with its last slot, unless
+  // it is in use again. Returns false if the holder was not to copy that slot.
   bool Demoted(HolderId holder, uint64_t slot, TimePoint now);
-  // Pages that the holder was to copy and will not; they go. Returns how many slots.
+  // Ends the departures of pages that the holder was to copy and will not copy: the pages are lost.
+  // Returns the number of their slots.
   size_t DropDemotions(HolderId holder, TimePoint now);
   size_t demoting() const { return demoting_.size(); }
 
@@ -215,8 +234,8 @@ class DevicePoolIndex {
   // Returns the header of the page in a slot that is taken, also of a removed page that is still in
   // use. Null: there is no such slot, or no page in it.
   std::shared_ptr<const FragmentHeader> PageAt(uint64_t slot) const;
-  // Removes the page `key` that has a fragment in the slot, whose bytes are damaged. False: there
-  // is none.
+  // Removes the page `key`, of which the slot has a damaged fragment. Returns false if the slot has
+  // no such page.
   bool Withdraw(uint64_t slot, const PageKey& key, TimePoint now);
 
  private:
@@ -226,8 +245,8 @@ class DevicePoolIndex {
   };
   // The index's entries for the slots of one handle.
   struct SlotPages {
-    std::vector<std::shared_ptr<const FragmentHeader>> headers;  // of the last fragment
-    std::vector<PageHandle> pages;  // of a slot that is taken; kNoPage: blank
+    std::vector<std::shared_ptr<const FragmentHeader>> headers;  // header of the last fragment
+    std::vector<PageHandle> pages;  // page of a slot that is taken; kNoPage if it is blank
   };
   std::shared_ptr<const FragmentHeader>& HeaderOf(uint64_t slot) {
     return slot_pages_[slot / slots_.per_handle()].headers[slot % slots_.per_handle()];
@@ -250,7 +269,7 @@ class DevicePoolIndex {
   void LetGo(uint64_t slot);
   void Keep(HolderId holder, uint64_t slot);
   bool Holds(HolderId holder, uint64_t slot) const;
-  // How many hold the blank slot.
+  // Returns the number of processes that hold the blank slot.
   size_t HoldersOf(uint64_t blank) const;
   absl::StatusOr<PageHandle> Insert(uint64_t slot,
                                     const std::shared_ptr<const FragmentHeader>& header,
@@ -264,10 +283,10 @@ class DevicePoolIndex {
   size_t held_ = 0;                                                     // holds of any kind
   size_t blank_ = 0;                                      // slots that are held without a page
   absl::flat_hash_map<uint64_t, size_t> shared_;          // holders of such a slot, if several
-  absl::flat_hash_map<uint64_t, Demoting> demoting_;      // by slot
-  absl::flat_hash_map<PageHandle, DepartureId> leaving_;  // between BeginDeparture and its end
+  absl::flat_hash_map<uint64_t, Demoting> demoting_;      // keyed by slot
+  absl::flat_hash_map<PageHandle, DepartureId> leaving_;  // departures that have not ended
   DepartureId last_departure_ = 0;
-  std::vector<SlotPages> slot_pages_;  // by handle
+  std::vector<SlotPages> slot_pages_;  // indexed by handle number
 };
 
 }  // namespace crumb::storage

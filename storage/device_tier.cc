@@ -10,9 +10,9 @@
 namespace crumb::storage {
 namespace {
 
-// Sizes what a policy remembers of evicted pages.
+// Number of evicted pages whose history a policy remembers.
 constexpr uint64_t kPolicyPages = 1 << 16;
-// Slots that are let go while the lock is held once.
+// Slots that are released while the lock is held once.
 constexpr size_t kSlotsPerHold = 4096;
 
 void Add(HistogramSnapshot& to, const HistogramSnapshot& of) {
@@ -214,12 +214,12 @@ std::vector<uint64_t> DeviceTier::Reserve(DevicePoolNumber pool, HolderId holder
   return slots;
 }
 
-// As many pages, from the first on, as the bound allows.
+// Begins the copies of the first pages of `leaving`, as many as the bound on copies allows.
 std::vector<DemotionWork> DeviceTier::BeginDemotions(DevicePoolNumber pool, HolderId holder,
                                                      std::span<const Leaving> leaving,
-                                                     size_t* asked) {
+                                                     size_t* requested) {
   std::vector<DemotionWork> work;
-  *asked = 0;
+  *requested = 0;
   MutexLock lock(&mutex_);
   DevicePoolIndex* index = Find(pool);
   if (index == nullptr || holder == 0) return work;
@@ -227,7 +227,7 @@ std::vector<DemotionWork> DeviceTier::BeginDemotions(DevicePoolNumber pool, Hold
   for (const Leaving& page : leaving) {
     if (index->demoting() + page.fragments.size() > bound) break;
     for (DemotionWork& one : index->Demote(page.departure, holder)) work.push_back(std::move(one));
-    ++*asked;
+    ++*requested;
   }
   return work;
 }
@@ -235,18 +235,18 @@ std::vector<DemotionWork> DeviceTier::BeginDemotions(DevicePoolNumber pool, Hold
 void DeviceTier::Demote(DevicePoolNumber pool, const std::vector<Leaving>& leaving, size_t needed) {
   if (leaving.empty()) return;
   const HolderId holder = demoters_.choose ? demoters_.choose(pool) : 0;
-  size_t asked;
-  const std::vector<DemotionWork> work = BeginDemotions(pool, holder, leaving, &asked);
+  size_t requested;
+  const std::vector<DemotionWork> work = BeginDemotions(pool, holder, leaving, &requested);
   const bool under_way = !work.empty() && demoters_.request(pool, holder, work);
   std::vector<PageTable::Change> changes;
   {
     MutexLock lock(&mutex_);
     DevicePoolIndex* index = Find(pool);
     if (index == nullptr) return;
-    for (size_t i = under_way ? asked : 0; i < leaving.size(); ++i) {
+    for (size_t i = under_way ? requested : 0; i < leaving.size(); ++i) {
       const Leaving& page = leaving[i];
       // Its holder may have ended meanwhile, and the departure with it.
-      if (i < asked && !index->ForgetDemotion(page.departure)) continue;
+      if (i < requested && !index->ForgetDemotion(page.departure)) continue;
       const bool goes = needed > 0;
       needed -= std::min(needed, page.fragments.size());
       if (goes) dropped_ += page.fragments.size();

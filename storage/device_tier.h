@@ -25,9 +25,10 @@
 
 namespace crumb::storage {
 
-// Pages in memory of devices, which workers share among themselves: which fragments lie in which
-// slots of which pools, which processes use them, and what has to leave. Reads and moves no byte.
-// Thread-safe.
+// The tier of device pools: memory of GPUs that the workers of a tenant share. The tier records
+// which fragments are in which slots of which pools and which processes hold the slots, and chooses
+// the pages to evict (DevicePoolIndex). It neither reads nor copies their bytes; processes that map
+// a pool do (Demoters). Thread-safe.
 //
 // One lock covers the indexes of all pools, and requests of all tenants wait for it. So no call
 // holds it for more work than its request names: calls that concern a whole pool or all slots of a
@@ -41,13 +42,14 @@ class DeviceTier {
  public:
   struct Options {
     DeviceOptions device;
-    size_t page_fragments_max = SIZE_MAX;  // of one page in one pool
+    size_t page_fragments_max = SIZE_MAX;  // fragments of one page in one pool
     // Whether a tier below has all of a fragment, so that its slot can be used again at once.
     // Called without the lock.
     std::function<bool(const FragmentMeta&)> is_below;
     DeletionEpochs epochs = {};
   };
-  // Copies slots to the tier where their fragments stay. Called without the lock; must not block.
+  // Requests that copy pages from slots to the host tier. The functions are called without the lock
+  // and must not block.
   struct Demoters {
     // A process that maps the pool; 0: there is none.
     std::function<HolderId(DevicePoolNumber)> choose;
@@ -58,11 +60,11 @@ class DeviceTier {
   // `events` are called without the lock.
   DeviceTier(Options options, const Clock& clock, FragmentTierEvents events);
 
-  // Set before the first pool; the functions live as long as calls are made.
+  // REQUIRES: no pool was added yet. The functions must stay valid as long as calls are made.
   void SetDemoters(Demoters demoters) { demoters_ = std::move(demoters); }
 
-  // A new pool of slots of `slot_bytes`; its number is never used again. kInvalidArgument: sizes.
-  // `recovering`, `removed_marks`: see DevicePoolIndex.
+  // Adds a pool and returns its number, which is never used again. kInvalidArgument: the sizes.
+  // DevicePoolIndex explains `recovering` and `removed_marks`.
   absl::StatusOr<DevicePoolNumber> AddPool(uint64_t slot_bytes, uint64_t handle_bytes,
                                            bool recovering,
                                            std::optional<SlotMarks> removed_marks = std::nullopt);
@@ -82,52 +84,57 @@ class DeviceTier {
   void EndRecovery(DevicePoolNumber pool);
   bool recovering(DevicePoolNumber pool) const;
 
-  // Up to `count` blank slots, evicting pages for them. Pages that no tier below has are given to
-  // be copied first, up to a bound; beyond it, and without a copier, they are lost and counted.
+  // Takes up to `count` blank slots for the holder and evicts pages if too few slots are free. A
+  // page that no tier below has is first copied by a process that maps the pool (Demoters); it is
+  // lost, and counted, if there is no such process or too many copies are under way.
   std::vector<uint64_t> Reserve(DevicePoolNumber pool, HolderId holder, size_t count);
-  // See DevicePoolIndex. kAlreadyExists: tiles of it are there; kAborted: of a dropped generation.
+  // Calls DevicePoolIndex::Commit. kAlreadyExists: the pool has tiles of the page; kAborted: the
+  // fragment is of a dropped generation.
   absl::Status Commit(DevicePoolNumber pool, HolderId holder, uint64_t slot,
                       const std::shared_ptr<const FragmentHeader>& header,
                       uint32_t logical_tile_bytes);
-  // See DevicePoolIndex. A page that was deleted, or may have been (DeletionEpochs), counts as
-  // null, and stays one for the pool's next index.
+  // Calls DevicePoolIndex::Claim, without the header if the page was deleted or may have been
+  // (DeletionEpochs); the pool's next index will not have such a page either.
   bool Claim(DevicePoolNumber pool, HolderId holder, uint64_t slot,
              std::shared_ptr<const FragmentHeader> header, uint32_t logical_tile_bytes);
-  // See DevicePoolIndex::PageAt: one a slot.
+  // Returns DevicePoolIndex::PageAt for each slot.
   std::vector<std::shared_ptr<const FragmentHeader>> HeadersAt(
       DevicePoolNumber pool, std::span<const uint64_t> slots) const;
-  // Takes a damaged page out of the pool, and counts it. Holders and leases of it keep its slots;
-  // no one else gets it. Returns false when the page is not there.
+  // Removes a damaged page from the pool, and counts it. Processes and leases that use it keep its
+  // slots; later requests miss it. Returns false if the slot has no such page.
   bool Withdraw(DevicePoolNumber pool, uint64_t slot, const PageKey& key);
-  // Lets slots go; answers how many of them the holder did not hold.
+  // Ends the holder's holds of these slots. Returns how many of the slots it did not hold.
   size_t Release(DevicePoolNumber pool, HolderId holder, std::span<const uint64_t> slots);
-  // Lets go of all that the holder holds but those slots; answers how many.
+  // Ends all holds of the holder except those of the slots in `kept`. Returns how many it ended.
   size_t ReleaseAllBut(DevicePoolNumber pool, HolderId holder, std::span<const uint64_t> kept);
-  // Returns how many of the slots were not the holder's to copy.
+  // Records that the holder has copied these slots to the host tier. Returns how many of them it
+  // was not requested to copy.
   size_t Demoted(DevicePoolNumber pool, HolderId holder, std::span<const uint64_t> slots);
-  // The process is gone: what it held is free, what it was to copy is lost.
+  // Ends all holds of a process that has exited. Pages that it was requested to copy are lost.
   void EndHolder(HolderId holder);
-  // The process copies no more: what it was to copy is lost.
+  // Ends the copies that a process was requested to make, because it can make no more. Their pages
+  // are lost; its holds stay.
   void EndDemotions(HolderId holder);
-  // In one pool only.
+  // Does the same in one pool.
   void EndDemotions(DevicePoolNumber pool, HolderId holder);
   size_t HeldBy(DevicePoolNumber pool, HolderId holder) const;
 
-  // The places of one page, each with a reference; empty: the page is not covered.
+  // The pools that have fragments of one page, with a reference to it in each; empty if the page is
+  // not covered.
   using PlacesOf = absl::InlinedVector<std::pair<DevicePoolNumber, PageHandle>, 1>;
-  // Refers to the pages that the request's pools cover, the first pools first. One entry a key.
+  // Refers to the pages that the request's pools cover, in the order of the pools. The result has
+  // one entry per key.
   std::vector<PlacesOf> Ref(const AcquireRequest& request);
   void Unref(std::span<const PlacesOf> pages);
   // Returns for each of the request's keys whether its pools cover it.
   std::vector<bool> Covered(const AcquireRequest& request) const;
 
-  // Appends the fragments in request.range of the pages from the first on, as long as they are no
-  // more than `fragments_max`, and notes that they are read; fragment.page is the index in `pages`,
-  // which may have empty entries. Gives the references to the pages behind back and takes those out
-  // of `pages`.
+  // Appends the fragments in request.range of the leading pages, at most `fragments_max` of them,
+  // and records that they are read; fragment.page is the index in `pages`, which may have empty
+  // entries. Ends the references to the remaining pages and removes those from `pages`.
   void NameFragments(const AcquireRequest& request, size_t fragments_max,
                      std::vector<PlacesOf>* pages, std::vector<DeviceFragmentRef>* fragments);
-  // The fragments in `range` of pages that the caller refers to.
+  // Returns the fragments in `range` of pages that the caller refers to.
   std::vector<DeviceFragmentRef> FragmentsOf(std::span<const PlacesOf> pages,
                                              const TileRange& range) const;
 
@@ -148,12 +155,12 @@ class DeviceTier {
   void AddStats(StoreStats& stats) const;
 
  private:
-  // Later deletions do not reach the pool, until its processes are back at this tier or at a
-  // successor, which note them. A crash loses the notes: from then on no epoch that a crumbd knows
-  // is in the pool's roster.
+  // Called for a pool that later deletions will not reach until its processes reconnect to this
+  // tier or to a successor. The deletions are recorded (deleted_), and a crash loses the records,
+  // so the epoch in the pool's roster is set to one that no later crumbd knows.
   void LeaveToNotes(DevicePoolIndex& index) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Keys in deleted_: 4 MiB at most.
+  // Limit of the keys in deleted_, some 4 MiB.
   static constexpr size_t kDeletedKeysMax = 65'536;
   struct DeletedPages {
     absl::flat_hash_set<PageKey> keys;
@@ -181,7 +188,8 @@ class DeviceTier {
   };
   std::vector<Source> SourcesOf(const AcquireRequest& request) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // `seen` has the request's range and serves all keys of a hold; `steps` counts what this cost.
+  // Returns the places of one page. `seen` has the request's range and is reused for all keys under
+  // one lock; the cost is added to `steps`.
   static PlacesOf Places(std::span<const Source> sources, const AcquireRequest& request,
                          const PageKey& key, TileSet& seen, size_t* steps);
   // Adds a page's fragments and counts that they are read. Returns false, and does nothing, if
@@ -199,12 +207,12 @@ class DeviceTier {
   // Any page of the keyspace may have been deleted from now on.
   void Forget(DeletedPages& deleted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayBeDeleted(const FragmentHeader& header) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Asks processes to copy `leaving` to a lower tier. Of the pages that no process can copy, as
-  // many are evicted as free `needed` slots.
+  // Requests processes to copy `leaving` to a lower tier. If no process can copy a page, it is
+  // evicted as long as `needed` slots are not free.
   void Demote(DevicePoolNumber pool, const std::vector<Leaving>& leaving, size_t needed);
   std::vector<DemotionWork> BeginDemotions(DevicePoolNumber pool, HolderId holder,
-                                           std::span<const Leaving> leaving, size_t* asked);
-  // Calls the events for what changed in pools. Without the lock.
+                                           std::span<const Leaving> leaving, size_t* requested);
+  // Calls the events for changes of pools. REQUIRES: the lock is not held.
   void Announce(const std::vector<PageTable::Change>& changes) const;
   std::vector<DevicePoolNumber> Numbers() const;
   // Removes those pages of a keyspace that are below `generation`; returns the keys of the removed.
@@ -226,9 +234,10 @@ class DeviceTier {
   // most are forgotten: no claim brings a page of it from then on, and its deletions are noted no
   // more.
   absl::flat_hash_map<KeyspaceId, DeletedPages> deleted_ ABSL_GUARDED_BY(mutex_);
-  size_t deleted_keys_ ABSL_GUARDED_BY(mutex_) = 0;  // in all of deleted_
+  size_t deleted_keys_ ABSL_GUARDED_BY(mutex_) = 0;  // sum over deleted_
   TierStats removed_ ABSL_GUARDED_BY(mutex_);        // counters of pools that are gone
-  std::map<DevicePoolNumber, TierStats> ending_ ABSL_GUARDED_BY(mutex_);  // of taken pools
+  // Counters of pools that were taken and are not freed yet.
+  std::map<DevicePoolNumber, TierStats> ending_ ABSL_GUARDED_BY(mutex_);
   uint64_t demoted_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t withdrawn_ ABSL_GUARDED_BY(mutex_) = 0;

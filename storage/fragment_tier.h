@@ -27,7 +27,7 @@ struct FragmentMeta {
   TileRange range;
   uint32_t tiles_bytes = 0;
   uint32_t bytes = 0;               // tiles and header
-  uint32_t logical_tile_bytes = 0;  // of one tile in BF16
+  uint32_t logical_tile_bytes = 0;  // size of one tile in BF16
 
   uint64_t logical_bytes() const {
     return static_cast<uint64_t>(range.tiles()) * logical_tile_bytes;
@@ -73,8 +73,9 @@ class FragmentTier {
   bool Has(const FragmentMeta& fragment) const;
 
   // Reads a fragment that Find named into the first bytes of `room`, which has meta.bytes or more,
-  // and verifies it; what lies behind is undefined. kNotFound: gone meanwhile; kDataLoss: damaged,
-  // the page was dropped; kUnavailable: not readable now.
+  // and verifies it; the content of `room` behind the fragment is undefined. kNotFound: the tier no
+  // longer has it; kDataLoss: it is damaged, and the page was dropped; kUnavailable: it cannot be
+  // read now.
   virtual absl::Status Get(const FragmentMeta& fragment, std::span<std::byte> room) = 0;
 
   // One access used these pages, in prefix order; absent ones are skipped. Does not block.
@@ -116,7 +117,7 @@ class FragmentTier {
   // kUnavailable with the reason while Put would refuse. Does not block.
   virtual absl::Status Writable() const = 0;
 
-  // Fills stats.ssd and what concerns recovery and verification.
+  // Fills stats.ssd and the fields on recovery and verification.
   virtual void AddStats(StoreStats& stats) const = 0;
 };
 

@@ -13,8 +13,8 @@ namespace crumb::storage {
 
 // The bytes of host memory that each tenant keeps from being reused, by leases, reads and pins.
 // Without a bound one tenant could lease or pin all of host memory, and every commit of the others
-// would be refused. A tenant may keep at most a percentage of what the other tenants leave, as
-// TenantBudget has it. Not thread-safe: the tier's lock covers it.
+// would be refused. A tenant may keep at most a percentage of the bytes that the other tenants do
+// not keep; TenantBudget has the rule. Not thread-safe: the tier's lock covers it.
 class HeldBytes {
  public:
   // The bytes that one keyspace keeps, which count for its tenant.

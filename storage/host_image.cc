@@ -276,7 +276,7 @@ absl::Status TakePages(Reader& reader, HostImage* image) {
   return absl::OkStatus();
 }
 
-// Checks what surrounds the content, and returns the content behind the head.
+// Checks head and checksum, and returns the content between them.
 absl::StatusOr<std::span<const std::byte>> CheckedContent(std::span<const std::byte> bytes) {
   if (bytes.size() < kHeadBytes + kSumBytes) return Damaged("it is truncated");
   if (std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) return Damaged("it is none");

@@ -63,14 +63,15 @@ struct HostImage {
   // The tenant of each slab's pages, empty for keyspaces of no tenant. None: slabs are mixed.
   std::vector<std::string> tenants;
   std::vector<std::pair<KeyspaceId, uint64_t>> generations;
-  std::vector<std::pair<std::string, std::string>> records;  // where no tier below keeps them
+  std::vector<std::pair<std::string, std::string>> records;  // empty if a tier below has them
   std::vector<Deleted> deleted;
   // How many slabs were revoked of each tenant, by this process and those before it. Empty: the
   // writer was of a version without them.
   std::map<std::string, uint64_t> revoked;
   // Pages that were lost and not all reported yet. None: the writer was of a version without them.
   std::optional<LossLedger::State> losses;
-  // Least recently used first; what was used at one time, children before their parents.
+  // Sorted by last use, least recent first; of pages with the same last use, children come before
+  // their parents.
   std::vector<Page> pages;
 
   friend bool operator==(const HostImage&, const HostImage&) = default;
@@ -82,7 +83,7 @@ std::string EncodeHostImage(const HostImage& image);
 // it needs a newer reader. Slots are within the slabs; that they are apart is the adopter's check.
 absl::StatusOr<HostImage> DecodeHostImage(std::span<const std::byte> bytes);
 
-// An image with the slabs it speaks of.
+// An image with the slabs that it describes.
 struct HandedOverMemory {
   HostImage image;
   std::vector<UniqueFd> slabs;  // [image.slabs]

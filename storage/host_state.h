@@ -34,14 +34,14 @@ struct Departure {
 struct HostState {
   struct Options {
     HostOptions host;
-    // As StoreStart::tenant_part_max_percent.
+    // StoreStart::tenant_part_max_percent.
     int64_t tenant_part_max_percent = 0;
     // True: pages that were never read are evicted without being queued for the tier below.
     bool demote_only_hit = false;
     // The part of host.bytes_max that Open takes; SlabGrowth takes the rest.
     uint64_t first_bytes = UINT64_MAX;
     SlabMemory::Sharing sharing = SlabMemory::Sharing::kFixed;
-    // As StoreStart::free_memory.
+    // StoreStart::free_memory.
     std::function<uint64_t()> free_memory = {};
     // Fragments that one page may have.
     size_t page_fragments_max = SIZE_MAX;
@@ -64,8 +64,9 @@ struct HostState {
   // All slabs, for processes to map.
   std::vector<Slab> MappableSlabs() const;
 
-  // The number that readers know a slab by. It is another one for each file that the slab has, so
-  // that a reader which has not heard of a move cannot take the old file for the new one.
+  // Returns the number by which readers identify a slab. Each file of the slab has its own number,
+  // so that a reader that has not received the notice of a move cannot mistake the old file for the
+  // new one.
   uint32_t NumberOf(uint32_t region) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     return region < slabs.size() ? region + slabs[region].files * numbers : region;
   }
@@ -73,13 +74,13 @@ struct HostState {
 
   absl::StatusOr<std::unique_ptr<EvictionPolicy>> NewPolicy() const;
   bool HasPartition(const std::string& tenant) const;
-  // The percentage of a budget that one tenant may have (TenantBudget). 100: tenants are not told
-  // apart.
+  // Returns the percentage of a budget that one tenant may have (TenantBudget); 100 if the server
+  // does not distinguish tenants.
   int64_t part_max_percent() const {
     return options.tenant_part_max_percent > 0 ? options.tenant_part_max_percent : 100;
   }
-  // The tenant in whose budgets the keyspace counts. "" if it has none, if it is not known yet, or
-  // if tenants are not told apart.
+  // Returns the tenant in whose budgets the keyspace counts; "" if it has none, if it is not known
+  // yet, or if the server does not distinguish tenants.
   std::string TenantOf(const KeyspaceId& keyspace) const;
   // Returns the tenant's partition; 0 for no tenant. Adds it if the tenant has none: then `policy`
   // orders its pages. REQUIRES: HasPartition(tenant), or `policy` is not null.

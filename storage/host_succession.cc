@@ -72,7 +72,7 @@ std::vector<uint32_t> Depths(const std::vector<HostImage::Page>& pages) {
   for (size_t i = 0; i < pages.size(); ++i) {
     chain.clear();
     for (size_t at = i; !known[at];) {
-      known[at] = true;  // with depth 0 until the chain is walked back
+      known[at] = true;  // its depth stays 0 until the chain is walked back
       chain.push_back(at);
       const auto parent = places.find({pages[at].keyspace, pages[at].parent});
       if (parent == places.end()) break;
@@ -289,7 +289,8 @@ bool Adoption::TakePage(const HostImage::Page& page, std::span<const uint32_t> r
   Page& adopted = state_.table[handle];
   adopted.was_hit = page.was_hit;
   adopted.added = std::clamp(page.added, TimePoint(), used);
-  adopted.used = used;  // and not pinned: no budget of this process counts the pins of another one
+  // The page is not pinned: no budget of this process counts the pins of its predecessor.
+  adopted.used = used;
   return true;
 }
 

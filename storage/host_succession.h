@@ -8,10 +8,12 @@
 #include "storage/host_image.h"
 #include "storage/host_state.h"
 
-// The part of host memory that outlives its process: what is handed over, and what is adopted.
+// The transfer of host memory from a process to its successor: HandOver in the one, adoption in the
+// other.
 namespace crumb::storage {
 
-// Fits options to memory that is to be adopted: the size of slabs, and what may be taken beside it.
+// Adapts options to memory that is to be adopted: the size of slabs, and the bytes to allocate in
+// addition.
 void LimitToHandedOver(const HandedOverMemory& memory, HostState::Options* options);
 
 struct Adopted {
@@ -28,7 +30,8 @@ using BelowOfAdopted = std::function<std::optional<Below>(const FragmentMeta&)>;
 // before other threads see the state, whose slabs are of the image's size.
 Adopted Adopt(HostState& state, HandedOverMemory memory, const BelowOfAdopted& below);
 
-// Returns what a successor process needs. Nothing may be written to the slabs from now on.
+// Returns the memory and the index for a successor process. REQUIRES: no process writes to the
+// slabs any more.
 absl::StatusOr<HandedOverMemory> HandOver(const HostState& state);
 
 }  // namespace crumb::storage

@@ -15,15 +15,15 @@ namespace {
 
 // Pages that one step of a walk looks at under the lock.
 constexpr PageHandle kWalkPages = 4096;
-// Pages of the table that a walk over a keyspace looks at before it lets the lock go: some 100 us.
+// Pages of the table that a walk over a keyspace examines before it releases the lock: some 100 us.
 constexpr size_t kScanPerHold = 4096;
-// Keys whose use the policy hears of before it lets the lock go: up to some 100 us.
+// Keys whose use is reported to the policy before the lock is released: up to some 100 us.
 constexpr size_t kTouchesPerHold = 512;
-// Fragments that a lease names before it lets the lock go.
+// Fragments that a lease names before the lock is released.
 constexpr size_t kFragmentsPerHold = 8192;
 
-// Appends the fragments of page `index` of a request that intersect `range`. Inlined, as AddRead
-// is: a call costs as much as the rest of what is done for a page.
+// Appends the fragments of page `index` of a request that intersect `range`. AddRefs and AddRead
+// are inlined because a call would double the cost per page.
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline void AddRefs(const HostState& state, const Page& page,
                                                  size_t index, const TileRange& range,
                                                  std::vector<FragmentRef>* fragments)
@@ -57,7 +57,7 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool AddRead(HostState& state, PageHandle ha
   return true;
 }
 
-// As HostTier::Admit, for one page.
+// Implements HostTier::Admit for one page.
 bool AdmitPage(HostState& state, PageHandle handle) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex) {
   Page& page = state.table[handle];
   page.was_hit = true;

@@ -23,12 +23,12 @@ struct PageWalk {
   bool over = false;
 };
 
-// Pages of a walk that the tier below lacks.
+// Numbers of pages, found by a walk, that the tier below lacks.
 struct NotBelow {
   uint64_t absent = 0;
-  uint64_t queued = 0;   // on their way there
-  uint64_t refused = 0;  // can never be stored there
-  uint64_t unread = 0;   // not admitted
+  uint64_t queued = 0;   // fragments of the page are queued
+  uint64_t refused = 0;  // the tier below can never store the page
+  uint64_t unread = 0;   // the page was never read and is not admitted
 
   bool any() const { return absent + queued + refused > 0; }
   NotBelow& operator+=(const NotBelow& other) {
@@ -56,9 +56,10 @@ class HostTier {
   explicit HostTier(HostState& state) : state_(state) {}
   HostTier(const HostTier&) = delete;
 
-  // Makes what was written to `slot` visible and returns a reference to its page, below == kQueued
-  // or not; EndWrite or Return ends it. Errors as PageTable::Insert, and kResourceExhausted also if
-  // the page is held and its tenant would keep more than its part; the slot is free then.
+  // Makes the fragment that was written to `slot` visible and returns a reference to its page, for
+  // every value of `below`; EndWrite or Return ends the reference. Errors are those of
+  // PageTable::Insert, and kResourceExhausted also if the page is held and its tenant would hold
+  // more than its part. On error the slot is free.
   absl::StatusOr<PageHandle> Publish(const FragmentMeta& meta, const Slot& slot, Below below,
                                      bool owed);
   // Ends the reference of Publish to a page that is not queued.
@@ -67,8 +68,8 @@ class HostTier {
   // Tiles of a page that are there, of this generation or a newer one.
   std::vector<TileRange> Present(const KeyspaceId& keyspace, const PageKey& key,
                                  uint64_t generation) const;
-  // Does the same for a writer that commits `range` of the page: what lies in it and is not covered
-  // by `below`, the tiles that the tier below has just had, is owed to the writer from now on.
+  // Does the same for a writer that commits `range` of the page. Tiles of the range that are not in
+  // `below`, the tiles that the tier below has, are owed to the writer from now on.
   std::vector<TileRange> Owe(const KeyspaceId& keyspace, const PageKey& key, uint64_t generation,
                              const TileRange& range, std::span<const TileRange> below);
   // The parent of a page that is there, and the bytes of its fragments, tiles and headers.
@@ -78,7 +79,7 @@ class HostTier {
   };
   std::optional<PageSummary> Summary(const KeyspaceId& keyspace, const PageKey& key) const;
   uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const;
-  // As HostState::TenantOf.
+  // Returns HostState::TenantOf.
   std::string TenantOf(const KeyspaceId& keyspace) const { return state_.TenantOf(keyspace); }
 
   // Refers to the pages from `first` on that cover the request, up to the first that does not; a
@@ -91,22 +92,21 @@ class HostTier {
   // How many keys from `first` on are covered; refers to nothing and counts as no use.
   size_t CountPrefix(const AcquireRequest& request, size_t first, size_t last) const;
 
-  // Appends the fragments in request.range of the pages from the first on, as long as they are no
-  // more than request.fragments_max, and notes that they are read `now`; fragment.page is the index
-  // in `pages`. Gives the references to the pages behind back and takes those out of `pages`.
-  // `found_in` has the tier of each page before it was referred to. Returns what Admit does for
-  // these pages.
+  // Appends the fragments in request.range of the leading pages, at most request.fragments_max of
+  // them, and records that they are read `now`; fragment.page is the index in `pages`. Ends the
+  // references to the remaining pages and removes those from `pages`. `found_in` has the tier of
+  // each page before it was referred to. Admits the pages, and returns the result of Admit.
   bool NameFragments(const AcquireRequest& request, std::span<const Tier> found_in, TimePoint now,
                      std::vector<PageHandle>* pages, std::vector<FragmentRef>* fragments);
-  // With HostState::Options::demote_only_hit, admits pages that were read to the tier below: what
-  // it lacks of them is owed to their writers from now on. Returns whether it lacks something that
+  // With HostState::Options::demote_only_hit, admits pages that were read to the tier below: their
+  // fragments that it lacks are owed to their writers from now on. Returns whether such a fragment
   // is not queued yet; RefAbsentBelow queues it.
   bool Admit(const KeyspaceId& keyspace, std::span<const PageKey> keys);
   // The fragments in `range` of pages that the caller refers to.
   std::vector<FragmentRef> FragmentsOf(std::span<const PageHandle> pages,
                                        const TileRange& range) const;
-  // One access used these pages, in prefix order. Apart from NameFragments, so that a reader does
-  // not wait for what a policy makes of it.
+  // Reports to the policy that one access used these pages, in prefix order. It is separate from
+  // NameFragments so that a reader does not wait for the policy.
   void Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys);
 
   std::span<const std::byte> Bytes(const FragmentRef& fragment) const;
@@ -132,7 +132,7 @@ class HostTier {
                                         uint64_t bytes_max, PageWalk* walk);
   // Adds the walk's next pages that the tier below lacks to `counts`.
   void CountNotBelow(const PageSelection& selection, PageWalk* walk, NotBelow* counts) const;
-  // Does what the first overload does, for these pages, admitted or not.
+  // Does the same as the first overload for these pages, whether they are admitted or not.
   std::vector<Departure> RefAbsentBelow(const KeyspaceId& keyspace, std::span<const PageKey> keys);
   // The slot's bytes while the page is resident, empty when it was removed.
   std::span<const std::byte> View(const Departure& departure) const;

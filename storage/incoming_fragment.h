@@ -16,8 +16,8 @@ namespace crumb::storage {
 // ignored, and no more than `bytes_max` are looked at. Errors as DecodeFragmentHeader.
 absl::StatusOr<FragmentHeader> TakeHeader(std::span<const std::byte> shared, size_t bytes_max);
 
-// kInvalidArgument: the size of the tiles, or the number of their sums, differs from what the
-// header says.
+// kInvalidArgument: the size of the tiles, or the number of their checksums, is not that of the
+// header.
 absl::Status CheckCommit(const CommitRequest& request);
 
 // Copies the tiles of `piece`, a part of header.range, and a header for them to `target`, which has

@@ -45,7 +45,7 @@ absl::Status InheritedSlabs::Adopt(std::vector<UniqueFd> slabs, uint64_t slab_by
                                    uint32_t first_region, std::span<const uint32_t> partitions) {
   first_region_ = first_region;
   slab_bytes_ = slab_bytes;
-  CRUMB_ASSIGN_OR_RETURN(nothing_, CreateMemfd("crumb-slab-given-up", slab_bytes));
+  CRUMB_ASSIGN_OR_RETURN(empty_file_, CreateMemfd("crumb-slab-given-up", slab_bytes));
   for (UniqueFd& fd : slabs) {
     Inherited slab;
     CRUMB_RETURN_IF_ERROR(CheckSlab(fd.get(), slab_bytes, &slab.shrinks));
@@ -131,7 +131,7 @@ absl::Status InheritedSlabs::GiveUp(uint32_t region) {
     if (file.valid()) leaving_.push_back({.file = std::move(file), .partition = slab.partition});
   }
   for (const UniqueFd* fd : {&slab.fd, &slab.reader}) {
-    if (::dup3(nothing_.get(), fd->get(), O_CLOEXEC) < 0) {
+    if (::dup3(empty_file_.get(), fd->get(), O_CLOEXEC) < 0) {
       return ErrnoStatus(errno, "giving up a slab's descriptor");
     }
   }
@@ -152,7 +152,7 @@ SlabMemory::Drop GiveBackUnread(const UniqueFd& file) {
   const absl::StatusOr<UniqueFd> reader = OpenSlabReader(file.get());
   if (!reader.ok()) return SlabMemory::Drop::kHeld;
   const absl::StatusOr<bool> alone = TakeSlabLease(reader->get());
-  // A kernel without leases cannot tell whether a process reads the file: it is only closed.
+  // A kernel without leases cannot report whether a process reads the file: it is only closed.
   if (!alone.ok()) return SlabMemory::Drop::kDropped;
   if (!*alone) return SlabMemory::Drop::kHeld;
   if (::fcntl(file.get(), F_ADD_SEALS, F_SEAL_WRITE) != 0 || ::ftruncate(file.get(), 0) != 0) {

@@ -20,17 +20,25 @@
 
 namespace crumb::storage {
 
-// Slabs that the process before filled. Their seals allow no new writable mapping, so what is in
-// them stays as it is: pages are read there, move out, and an empty slab is given up. Its number
-// and address stay taken. The memory of a slab that may shrink (a tenant's) is given back once no
-// process has any of it; of one that may not, when the last process closes it. Data and descriptors
-// are read without a lock; the rest is not thread-safe: the tier's lock covers it.
+// Slabs that a predecessor process filled. Their seals allow no new writable mapping, so their
+// content is final: pages are read there until SlabGrowth moves them out.
+//
+//            the last page is freed, GiveUp          no process uses its memory
+//   held ------------------------------------> leaving -----------------------> freed
+//
+// GiveUp unmaps the slab; its number and its address range are not used again. A slab of a tenant
+// may shrink: its file then waits in leaving() until GiveBackUnread shows that no process uses its
+// memory. Memory of other slabs is freed when the last process closes the file.
+//
+// Data and descriptors are read without a lock; the rest is not thread-safe: the tier's lock covers
+// it.
 class InheritedSlabs {
  public:
-  // Slabs of `slab_bytes` each, as regions from `first_region` on. kDataLoss: one is of another
-  // size, not sealed against writing, or could be shrunk by another user.
-  // `partitions[i]` of the table is whose pages alone the i-th holds; kMixed: of several.
+  // Partition of a slab that has pages of several partitions.
   static constexpr uint32_t kMixed = UINT32_MAX;
+  // Maps slabs of `slab_bytes` each as regions first_region, first_region + 1, ... All pages of
+  // slab i are of partitions[i], or of several partitions if that is kMixed. kDataLoss: a slab has
+  // another size, is not sealed against writing, or could be shrunk by another user.
   absl::Status Adopt(std::vector<UniqueFd> slabs, uint64_t slab_bytes, uint32_t first_region,
                      std::span<const uint32_t> partitions);
 
@@ -40,47 +48,47 @@ class InheritedSlabs {
   uint32_t first_region() const { return first_region_; }
   std::byte* data(uint32_t region) const { return slabs_[region - first_region_].mapping.data(); }
   uint32_t partition(uint32_t region) const { return slabs_[region - first_region_].partition; }
-  // False for a slab that was given up, too.
+  // Whether the file may shrink. Returns false for a slab that was given up.
   bool Shrinks(uint32_t region) const {
     const Inherited& slab = slabs_[region - first_region_];
     return slab.held && slab.shrinks;
   }
-  // Another descriptor of a slab, for reading only. kNotFound: it was given up.
+  // Returns a read-only descriptor of a slab. kNotFound: it was given up.
   absl::StatusOr<UniqueFd> OpenReader(uint32_t region) const;
-  // The descriptor that the process before handed over, for the next one.
+  // Returns the descriptor that the predecessor handed over, to hand it over again.
   int file(uint32_t region) const { return slabs_[region - first_region_].fd.get(); }
-  // In order, read-only. A descriptor of a slab that was given up is that of an empty file of its
-  // size.
+  // Appends read-only descriptors of all slabs in their order. A slab that was given up is
+  // represented by an empty file of its size.
   void AppendTo(std::vector<Slab>& slabs) const;
 
-  // Takes a slot. Returns false when it is outside, or some of it is taken.
+  // Marks a slot as used by `owner`. Returns false if it exceeds its slab or overlaps a used slot.
   bool Claim(const Slot& slot, uint32_t owner);
   void SetOwner(const Slot& slot, uint32_t owner);
   void Free(const Slot& slot);
 
-  // The slabs that are not given up, those with the fewest bytes in use first.
+  // Returns the slabs that are not given up, sorted by bytes in use, fewest first.
   std::vector<uint32_t> Held() const;
   std::vector<uint32_t> OwnersIn(uint32_t region) const;
   uint64_t used_bytes(uint32_t region) const { return slabs_[region - first_region_].used_bytes; }
   // Unmaps a slab without slots in use.
   absl::Status GiveUp(uint32_t region);
 
-  // The file of a slab that crumbd uses no more, which may shrink, and whose memory other processes
-  // may still have.
+  // The file of a slab that was given up and may shrink, while other processes may use its memory.
   struct Leaving {
     UniqueFd file;
     uint32_t partition = kMixed;
-    bool pinned = false;  // pages of it were, when GiveBackUnread was called last
+    bool pinned = false;  // the last GiveBackUnread found pinned pages in it
   };
-  // Adds a file of `slab_bytes` that the process before gave up. Its memory stays uncounted if this
-  // process cannot give it back (another size, other seals or another owner): false.
+  // Adds a file of `slab_bytes` that the predecessor gave up. Returns false, and does not count its
+  // memory, if this process cannot free it because of its size, its seals or its owner.
   bool AddLeaving(UniqueFd file, uint64_t slab_bytes, uint32_t partition);
-  // The caller passes them to GiveBackUnread, and those whose memory is not free to PutLeaving.
+  // Removes and returns the leaving files. The caller passes each to GiveBackUnread, and to
+  // PutLeaving those whose memory is still in use.
   std::vector<Leaving> TakeLeaving() { return std::exchange(leaving_, {}); }
   void PutLeaving(std::vector<Leaving> slabs) { leaving_ = std::move(slabs); }
   const std::vector<Leaving>& leaving() const { return leaving_; }
 
-  uint64_t held_bytes() const { return held_bytes_; }  // of slabs not given up
+  uint64_t held_bytes() const { return held_bytes_; }  // sum over slabs that are not given up
   uint64_t used_bytes() const { return used_bytes_; }
 
  private:
@@ -93,7 +101,7 @@ class InheritedSlabs {
     UniqueFd reader;
     bool shrinks = false;
     Mapping mapping;
-    std::map<uint64_t, Claimed> claimed;  // by offset
+    std::map<uint64_t, Claimed> claimed;  // used slots, keyed by offset
     uint64_t used_bytes = 0;
     bool held = true;
     uint32_t partition = kMixed;
@@ -102,15 +110,15 @@ class InheritedSlabs {
   uint32_t first_region_ = 0;
   uint64_t slab_bytes_ = 0;
   std::vector<Inherited> slabs_;
-  UniqueFd nothing_;  // what takes the place of a slab that was given up
-  // Until the kernel shows that their memory is free: a descriptor elsewhere would keep it.
+  UniqueFd empty_file_;  // AppendTo returns it for a slab that was given up
+  // Files that still count as used memory: a descriptor in another process may keep it allocated.
   std::vector<Leaving> leaving_;
   uint64_t held_bytes_ = 0;
   uint64_t used_bytes_ = 0;
 };
 
-// Gives the memory of a slab's file back if no other process has any of it, as
-// SlabMemory::TryDrop does. Blocks up to 200 ms when pages are pinned.
+// Frees the memory of a slab's file if no other process uses it, like SlabMemory::TryDrop. Blocks
+// for up to 200 ms if pages are pinned.
 SlabMemory::Drop GiveBackUnread(const UniqueFd& file);
 
 }  // namespace crumb::storage

@@ -18,9 +18,9 @@ namespace crumb::storage {
 // A Flush reports on one tenant's keyspaces, or, without a value, on all of them.
 using FlushScope = std::optional<std::string>;
 
-// Counts lost pages: pages that left host memory before the tier below had them, although that was
-// owed to their writers. Losses are counted by tenant, because a tenant's Flush fails for its own
-// losses only and must not take away the report of another tenant's.
+// Counts lost pages: pages that left host memory before the tier below had them, although their
+// writers were promised durability. Losses are counted by tenant, because a tenant's Flush fails
+// only for losses of that tenant and must not clear those of another.
 //
 // A mark is a position in the losses of one scope: the ledger's base plus the number of pages that
 // the scope has lost so far. A caller that notes the mark before it commits finds out later how
@@ -28,14 +28,15 @@ using FlushScope = std::optional<std::string>;
 // a succession started, which is higher than all marks of the processes before. A process that
 // takes host memory over also takes the ledger over, so that marks and losses go on.
 //
-// A caller without a mark hears of the losses since the last report to such a caller of its scope.
+// A caller without a mark receives the losses since the last report to such a caller of its scope.
 //
-// Thread-safe. Its lock is taken inside HostState::mutex, and nothing is called under it.
+// Thread-safe. The ledger's lock is taken after HostState::mutex, and no other lock is taken while
+// it is held.
 class LossLedger {
  public:
   struct Losses {
     uint64_t pages = 0;
-    uint64_t reported = 0;  // of these, to callers without a mark
+    uint64_t reported = 0;  // pages that were reported to callers without a mark
 
     friend bool operator==(const Losses&, const Losses&) = default;
   };
@@ -53,7 +54,7 @@ class LossLedger {
     // The mark is not of this succession of processes: pages that were committed since the mark may
     // be lost with the memory of an earlier process.
     bool foreign_mark = false;
-    uint64_t mark = 0;  // for the scope's next report
+    uint64_t mark = 0;  // the mark to pass for the scope's next report
   };
   // A mark of callers that have committed nothing.
   static constexpr uint64_t kNothingCommitted = UINT64_MAX;
@@ -77,7 +78,7 @@ class LossLedger {
     MutexLock lock(&mutex_);
     owners_.erase(keyspace);
   }
-  // None: not known.
+  // Returns the tenant of a keyspace; none if SetOwner was not called for it.
   std::optional<std::string> OwnerOf(const KeyspaceId& keyspace) const;
   std::vector<KeyspaceId> KeyspacesOf(const std::string& tenant) const;
 

@@ -47,7 +47,7 @@ void PageForest::Link(ForestHandle child, ForestHandle parent) {
                       (marks_[opening].right == kNone || marks_[opening].right == closing) &&
                       (marks_[closing].left == kNone || marks_[closing].left == opening) &&
                       (marks_[opening].up == kNone || marks_[closing].up == kNone);
-  if (single) {  // by far the most frequent case: a page without children
+  if (single) {  // a page without children, which is by far the most frequent case
     for (const Mark mark : {opening, closing}) {
       marks_[mark].left = marks_[mark].right = marks_[mark].up = kNone;
     }

@@ -14,7 +14,7 @@ namespace crumb::storage {
 using ForestHandle = uint32_t;
 inline constexpr ForestHandle kNoForestNode = UINT32_MAX;
 
-// A forest that answers in O(log n) whether two nodes are in one tree, so that a page index can
+// A forest that finds out in O(log n) whether two nodes are in one tree, so that a page index can
 // refuse a parent that would close a ring without walking up a chain of pages.
 //
 // It keeps the Euler tour of each tree, an opening and a closing mark for every node, in a treap
@@ -37,7 +37,7 @@ class PageForest {
 
   bool SameTree(ForestHandle a, ForestHandle b) const;
 
-  // Marks that were looked at since the beginning: what all calls cost together.
+  // Returns how many marks were examined since the beginning, which is the cost of all calls.
   uint64_t steps() const { return steps_; }
 
  private:
@@ -64,9 +64,9 @@ class PageForest {
   void InsertBehind(Mark before, Mark mark);
   void Erase(Mark mark);
   Mark Merge(Mark a, Mark b);
-  // Splits the treap of `mark` into what is up to it and what is behind it.
+  // Splits the treap of `mark` into the marks up to `mark` and those behind it.
   std::pair<Mark, Mark> SplitBehind(Mark mark);
-  // The same, with `mark` first in the second part.
+  // Splits it into the marks before `mark` and the others, of which `mark` is the first.
   std::pair<Mark, Mark> SplitBefore(Mark mark);
   std::pair<Mark, Mark> SplitUpwards(Mark from, Mark up, Mark left, Mark right);
 

@@ -24,7 +24,7 @@ void Observe(HistogramSnapshot& histogram, double value, uint64_t times) {
 
 double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
-// Whether the tier below lacks the fragment, though a writer was told that it will have it.
+// Whether the tier below lacks the fragment, though a writer was promised that it would be durable.
 bool IsLost(const Fragment& fragment) { return fragment.owed && fragment.below != Below::kStored; }
 
 uint64_t FingerprintOf(const PageKey& key) {

@@ -36,12 +36,17 @@ inline constexpr PageHandle kNoPage = UINT32_MAX;
 
 enum class RemovalReason { kCapacity, kDeleted, kCorrupt };
 
-// How a fragment in host memory stands with the tier below.
+// The state, in the tier below, of a fragment in host memory:
+//   kAbsent -> kQueued   the fragment is queued for writing
+//   kQueued -> kStored   the write is durable
+//   kQueued -> kAbsent   the write failed, or the queue had no room left
+//   kQueued -> kRefused  the tier below refused the fragment for good: its size, its generation
+//   kStored -> kAbsent   the tier below evicted or lost the page
 enum class Below : uint8_t {
-  kAbsent,   // not there
-  kQueued,   // waits to be written; the queue holds a reference
-  kStored,   // durable
-  kRefused,  // can never be stored there
+  kAbsent,   // the tier below does not have the fragment
+  kQueued,   // the fragment waits to be written, and the queue refers to its page
+  kStored,   // the fragment is durable
+  kRefused,  // the tier below can never store the fragment, or does not exist
 };
 
 struct Fragment {
@@ -50,9 +55,10 @@ struct Fragment {
   uint32_t bytes = 0;
   uint32_t logical_tile_bytes = 0;
   Below below = Below::kAbsent;
-  // A writer was told that the fragment will be in the tier below, and it was not there since.
+  // True if a writer was promised that the fragment would be durable, and it has not been since.
   bool owed = false;
-  bool owed_again = false;  // of a queued fragment: a writer was told so since it was queued
+  // True if the fragment is queued and a writer was promised this after it had been queued.
+  bool owed_again = false;
   Slot slot;
 };
 
@@ -66,15 +72,15 @@ struct Page {
   absl::InlinedVector<Fragment, 1> fragments;
   uint32_t references = 0;
   uint32_t holds = 0;          // references of leases and reads
-  PageSpace* space = nullptr;  // of its keyspace
-  uint64_t slots_bytes = 0;    // of its fragments
+  PageSpace* space = nullptr;  // the state of the page's keyspace
+  uint64_t slots_bytes = 0;    // sum over the slots of its fragments
   uint32_t partition = 0;      // index of the partition whose policy orders it
   bool resident = false;       // false: removed, kept while it is referenced
   bool was_hit = false;
   bool recency_dirty = false;
   bool pinned = false;  // its bytes are held by a pin, which may have expired
   ItemHandle item = kNoItem;
-  ForestHandle place = kNoForestNode;  // while it is resident
+  ForestHandle place = kNoForestNode;  // valid only if `resident`
   uint64_t access = 0;                 // the tier's own count of accesses when it was last used
   TimePoint added;
   TimePoint used;
@@ -87,21 +93,21 @@ struct Page {
 struct PageSpace {
   uint32_t partition = 0;
   uint64_t generation = 0;
-  uint64_t bytes = 0;  // of fragments, until their slots are free
+  uint64_t bytes = 0;  // sum over fragments whose slots are not free yet
   HeldBytes::Account held;
   KeyIndex pages;
   KeyIndex vacant;  // places of absent pages that have children
 };
 
 // The index of one tier: which fragments of which pages are in which slots, who refers to them, and
-// in what order they leave. A page is the unit of eviction: when one of its fragments has to go the
-// others are worth nothing. A removed page's slots are free with its last reference. Does no I/O.
-// Not thread-safe: the tier's lock covers it.
+// which order they are evicted. A page is the unit of eviction: without one of its fragments the
+// others are useless. The slots of a removed page are freed with its last reference. The table does
+// no I/O. It is not thread-safe: the tier's lock covers it.
 //
-// Held bytes. Of pages with holds or a pin, the bytes of all slots count for the tenant of the
-// keyspace, each page once, a removed one until its last hold ends. So do the bytes that a pinned
-// page has in the tier below beyond those, because the pin keeps them there. All that only once
-// BoundHeldBytes was called.
+// Held bytes. All slots of a page that has holds or a pin count towards the held bytes of its
+// keyspace's tenant, each page once, and a removed page until its last hold ends. If a pinned page
+// has more bytes in the tier below than here, the difference counts too, because the pin keeps them
+// there. Nothing is counted before BoundHeldBytes is called.
 //
 // Parents. A page names its parent, which may be absent, arrive later, or be wrong: writers choose
 // the names. Each page that is resident, or that resident pages name as their parent, has a place
@@ -144,8 +150,8 @@ class PageTable {
   const Page& operator[](PageHandle page) const { return pages_[page]; }
 
   PageHandle Find(const KeyspaceId& keyspace, const PageKey& key) const;
-  // Tenants may keep part_max_percent of `total` bytes at most, less what others keep. Call it
-  // before pages are inserted.
+  // Limits each tenant to part_max_percent of those of the `total` bytes that other tenants do not
+  // hold. REQUIRES: no page was inserted yet.
   void BoundHeldBytes(uint64_t total, int64_t part_max_percent) {
     held_.SetBound(total, part_max_percent);
   }
@@ -165,9 +171,9 @@ class PageTable {
   View ViewOf(const KeyspaceId& keyspace) const;
 
   // Adds a fragment that lies in `slot`. An older generation of the page is removed.
-  // kAlreadyExists: some of its tiles are there; kAborted: its generation is older than what is
-  // there or was dropped; kResourceExhausted: the page has as many fragments as it may have. On
-  // error the slot stays the caller's.
+  // kAlreadyExists: the table has some of its tiles; kAborted: its generation was dropped or is
+  // older than the page's; kResourceExhausted: the page has as many fragments as it may have. On
+  // error the caller still owns the slot.
   absl::StatusOr<PageHandle> Insert(const FragmentMeta& meta, const Slot& slot, Below below,
                                     bool owed, TimePoint now);
   // Whether the tenant may keep the fragment, if its page is held. Insert does not check this.
@@ -211,7 +217,7 @@ class PageTable {
   void Unpin(const KeyspaceId& keyspace, const PageKey& key);
   // The tier below has the page no more.
   void ForgetBelow(const KeyspaceId& keyspace, const PageKey& key);
-  // Takes up to `count` pins that expired out of what tenants keep. Returns how many.
+  // Subtracts up to `count` expired pins from the held bytes of their tenants. Returns how many.
   size_t ExpirePins(TimePoint now, size_t count);
   // References to all pages, removed ones included. While it is not 0 some handle is in use, and
   // the table must not be destroyed.
@@ -223,20 +229,22 @@ class PageTable {
 
   // Notes that pages were read now: for the statistics.
   void NoteRead(std::span<const PageHandle> pages, TimePoint now);
-  // The next page of the partition to evict among those without references and pins that `may_go`
-  // accepts. Looks at `steps` pages at most and takes them off; with `steps` at 0 there may be one
-  // that it has not seen, and the next call goes on from there.
+  // Returns the next page of the partition to evict among those without references and pins that
+  // `may_go` accepts. Examines at most `steps` pages and subtracts their number from it; if `steps`
+  // reaches 0, pages may be left that the next call examines.
   std::optional<PageHandle> Victim(TimePoint now, absl::FunctionRef<bool(const Page&)> may_go,
                                    uint32_t partition, size_t& steps);
-  // The same with a bound that is ample unless nearly all pages are pinned.
+  // Calls the overload above with kVictimStepsMax steps, which suffice unless nearly all pages are
+  // pinned.
   std::optional<PageHandle> Victim(TimePoint now, absl::FunctionRef<bool(const Page&)> may_go,
                                    uint32_t partition = 0) {
     size_t steps = kVictimStepsMax;
     return Victim(now, may_go, partition, steps);
   }
 
-  // The page before this one, when nothing but pages that `leaving` accepts hangs on it: it may
-  // leave with them, though the policy sees children. None if more than kSiblingsMax hang on it.
+  // Returns the parent of the page if `leaving` accepts every child of that parent. The parent may
+  // be evicted together with them, though its policy still counts children. Returns none also if it
+  // has more than kSiblingsMax children.
   std::optional<PageHandle> ParentLeftBy(PageHandle page,
                                          absl::FunctionRef<bool(PageHandle)> leaving) const;
 
@@ -291,14 +299,15 @@ class PageTable {
   uint64_t chain_steps() const { return forest_.steps(); }
 
  private:
-  // Pages that ParentLeftBy asks about.
+  // Children of a page that one ParentLeftBy examines at most; it runs for each evicted page with
+  // the tier's lock held.
   static constexpr size_t kSiblingsMax = 64;
 
   using Space = PageSpace;
   using PageName = std::pair<KeyspaceId, PageKey>;
   struct HeldPin {
     TimePoint until;
-    uint64_t bytes = 0;  // in the tier below, beyond those of the page here
+    uint64_t bytes = 0;  // the page's bytes in the tier below minus those in this table
     Space* space = nullptr;
   };
   using Pins = std::map<PageName, HeldPin>;
@@ -306,7 +315,7 @@ class PageTable {
   // The place of a page, or of an absent page that resident ones name as their parent.
   struct Place {
     PageHandle page = kNoPage;
-    ForestHandle parent = kNoForestNode;  // that it is linked to
+    ForestHandle parent = kNoForestNode;  // the linked parent; not set if the link would be a ring
     ForestHandle first_child = kNoForestNode;
     ForestHandle next_sibling = kNoForestNode;
     ForestHandle previous_sibling = kNoForestNode;
@@ -314,7 +323,7 @@ class PageTable {
 
   struct TenantPartition {
     std::unique_ptr<EvictionPolicy> policy;
-    ChunkedVector<PageHandle> page_of_item;  // by policy handle
+    ChunkedVector<PageHandle> page_of_item;  // indexed by the policy's ItemHandle
   };
 
   bool IsInherited(const Slot& slot) const {
@@ -359,11 +368,11 @@ class PageTable {
   uint64_t references_ = 0;
   std::vector<PageHandle> free_pages_;
   PageForest forest_;
-  ChunkedVector<Place> places_;  // by forest handle
+  ChunkedVector<Place> places_;  // indexed by ForestHandle
   size_t page_fragments_max_ = SIZE_MAX;
-  uint64_t fragments_ = 0;  // of resident pages
+  uint64_t fragments_ = 0;  // number of fragments of resident pages
   std::vector<Change> changes_;
-  TierStats stats_;  // what is counted as it happens
+  TierStats stats_;  // event counters; Stats() adds the gauges that it computes
   Histogram lifetime_seconds_;
   HistogramSnapshot reuse_seconds_;
 };

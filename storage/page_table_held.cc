@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// The part of PageTable that counts what tenants keep from being reused.
+// The part of PageTable that counts the bytes that tenants keep from being reused.
 #include <utility>
 
 #include "storage/page_table.h"

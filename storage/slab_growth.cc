@@ -95,7 +95,7 @@ void SlabGrowth::EmptyInherited() {
     MutexLock lock(&state_.mutex);
     held = state_.inherited.Held();
   }
-  // Workers may hold on to what was given up for as long as a sequence takes.
+  // Workers may use a slab that was given up for as long as a sequence takes.
   const uint64_t taken = state_.memory->total_bytes() - state_.memory->missing_bytes();
   const bool memory_is_back = taken >= given_up_bytes_;
   for (const uint32_t region : held) {

@@ -9,21 +9,23 @@
 
 namespace crumb::storage {
 
-// Takes the memory that HostState::Open left, moves pages out of the slabs that the process before
-// filled, and gives the empty ones up. Thread-safe.
+// Grows host memory in the background, after a start or a takeover: allocates the memory that
+// HostState::Open left, moves pages out of the slabs that a predecessor filled (InheritedSlabs),
+// and gives up the slabs that are empty then. Thread-safe.
 class SlabGrowth {
  public:
-  // Make it when memory was adopted, if it is: pages wait from then on for room to move to.
+  // REQUIRES: memory of a predecessor, if any, was adopted. The time limit after which Grow evicts
+  // pages that find no room begins here.
   SlabGrowth(HostState& state, HostRoom& room)
       : state_(state), room_(room), progress_(state.clock.Now()) {}
 
-  // Takes up to `bytes` more of the memory that Open left, moves pages out of adopted slabs as far
-  // as there is room, and gives empty ones up. Returns how many bytes are missing or to be moved
-  // then. Own and adopted slabs together, and those that other processes keep though they were
-  // given up, take at most one slab more than host.bytes_max. If the system does not give that
-  // slab, the pages of one adopted slab are evicted after a while to make room for it. No second
-  // slab is evicted before as much memory was obtained as was given up. kResourceExhausted: the
-  // memory is not there. Blocks meanwhile.
+  // Allocates up to `bytes` more of the memory that Open left, moves pages out of adopted slabs as
+  // far as there is room, and gives empty ones up. Returns how many bytes are still to be allocated
+  // or moved. Own slabs, adopted slabs, and given-up slabs that other processes still map together
+  // take at most one slab more than host.bytes_max. If the system cannot provide that slab, the
+  // pages of one adopted slab are evicted after a while to make room. A second slab is not evicted
+  // before as much memory was allocated as was given up. kResourceExhausted: the system has no such
+  // memory. Blocks.
   absl::StatusOr<uint64_t> Grow(uint64_t bytes);
 
  private:
@@ -39,17 +41,18 @@ class SlabGrowth {
 
   HostState& state_;
   HostRoom& room_;
-  Mutex growing_;                                 // one Grow at a time
-  TimePoint progress_ ABSL_GUARDED_BY(growing_);  // when a page moved or a slab was given up
+  Mutex growing_;  // one Grow at a time
+  // Time at which a page was moved or a slab given up last.
+  TimePoint progress_ ABSL_GUARDED_BY(growing_);
   uint64_t given_up_bytes_ ABSL_GUARDED_BY(growing_) = 0;
-  // When a kept slab that was found pinned may be looked at again.
+  // Time of the next check of kept slabs, if the last one found pinned pages.
   TimePoint kept_retry_ ABSL_GUARDED_BY(growing_) = TimePoint::min();
 };
 
-// Returns how many slabs' memory must be left, because pages are read in `held` slabs of the
-// process before, other processes keep `kept` slabs that are not used any more, and may have pinned
-// pages of `revoked` slabs. One slab and HostOptions::revoked_slabs_max revoked ones may be there
-// beside bytes_max.
+// Returns how many slabs fewer than bytes_max crumbd may allocate, because `held` slabs of a
+// predecessor still have pages, other processes map `kept` slabs that were given up, and may have
+// pinned pages of `revoked` slabs. One slab and HostOptions::revoked_slabs_max revoked slabs may
+// exist in addition to bytes_max.
 uint64_t SlabsBeside(uint64_t held, uint64_t kept, uint64_t revoked, const HostOptions& options);
 
 }  // namespace crumb::storage

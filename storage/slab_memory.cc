@@ -91,7 +91,7 @@ absl::StatusOr<bool> TakeSlabLease(int reader) {
   }
   if (errno == EAGAIN) return false;
   return absl::UnimplementedError(
-      "the kernel cannot tell who maps a slab (" +
+      "the kernel cannot report which processes map a slab (" +
       std::string(ErrnoStatus(errno, "F_SETLEASE of a memory file").message()) + ")");
 }
 
@@ -242,9 +242,9 @@ SlabMemory::Drop SlabMemory::TryDrop(size_t slab) {
     SetPhase(slab, State::Phase::kThere);
     return Drop::kHeld;
   }
-  // No descriptor or mapping is left elsewhere, and none can come while the lease is held. What
-  // remains are references to single pages: before the kernel seals a file against writing it looks
-  // at each page for references that it cannot account for.
+  // No other descriptor or mapping exists, and none can be made while the lease is held. References
+  // to single pages may remain: before the kernel seals a file against writing, it checks each page
+  // for references that it cannot account for.
   absl::Status done = Unmap(memory.mapping);
   const bool free = done.ok() && ::fcntl(memory.file.get(), F_ADD_SEALS, F_SEAL_WRITE) == 0;
   if (free) done = EmptySlab(memory.mapping, memory.file.get());

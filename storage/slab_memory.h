@@ -64,7 +64,7 @@ class SlabMemory {
                                                           Sharing sharing = Sharing::kFixed);
 
   size_t size() const { return slabs_.size(); }
-  uint64_t slab_bytes() const { return slab_bytes_; }    // of each file
+  uint64_t slab_bytes() const { return slab_bytes_; }    // size of each file
   uint64_t total_bytes() const { return total_bytes_; }  // once all is taken
   Sharing sharing() const { return sharing_; }
   std::byte* data(size_t slab) const { return slabs_[slab].mapping.data(); }
@@ -90,9 +90,9 @@ class SlabMemory {
   // they had.
   absl::Status Revoke(size_t slab);
   bool dropped(size_t slab) const;
-  // Makes a fresh, zeroed file for a dropped slab and allocates what it had. `may_take` is called
-  // before normal pages are taken: false ends with kResourceExhausted, as does missing memory, and
-  // the slab stays dropped.
+  // Makes a new, zeroed file for a dropped slab and allocates the same memory. Before normal pages
+  // are allocated, `may_take` is called. kResourceExhausted: it returned false, or the system has
+  // no such memory; the slab stays dropped.
   absl::Status Renew(size_t slab, const std::function<bool(uint64_t bytes)>& may_take);
 
   // Bytes from the start of a slab that are allocated (in a dropped one: will be), and bytes still
@@ -115,11 +115,11 @@ class SlabMemory {
     enum class Phase : uint8_t { kThere, kGrowing, kChanging, kDropped };
     Phase phase = Phase::kThere;
     uint64_t taken_bytes = 0;
-    uint64_t wanted_bytes = 0;  // of the file's
+    uint64_t wanted_bytes = 0;  // bytes of the file that are to be allocated
   };
   struct File {
     UniqueFd fd;
-    bool huge = false;  // and so allocated in full
+    bool huge = false;  // the file has huge pages, all of which are allocated
   };
 
   absl::StatusOr<File> MakeFile(size_t slab, bool may_be_huge) const;

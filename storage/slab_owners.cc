@@ -59,7 +59,7 @@ SlabOwners::Parts SlabOwners::CountParts(uint32_t partition) const {
   Parts parts = {.partition = partition, .owned = {{partition, 0}}};
   size_t there = 0;
   for (const Slab& slab : slabs_) {
-    if (slab.bytes == 0) continue;  // not there yet
+    if (slab.bytes == 0) continue;  // its memory is not allocated yet
     ++there;
     if (slab.phase == Phase::kOwned) ++parts.owned[slab.partition];
     if (slab.phase != Phase::kGone || slab.partition != partition) continue;

@@ -20,8 +20,7 @@
 
 namespace crumb::storage {
 
-// The tenant partition that each slab of host memory belongs to. A slab belongs to one partition,
-// or is on its way to another:
+// Records which tenant partition owns each slab of host memory, and moves slabs between partitions:
 //
 //             CloseOneFor             GiveUp              TakeUnused
 //   kOwned ----------------> kClosing -------> kGone <-----------------> kRenewing
@@ -33,28 +32,28 @@ namespace crumb::storage {
 // written to. Not thread-safe: HostState::mutex covers it.
 class SlabOwners {
  public:
-  // After pages were found pinned, no slab of which that is known is looked at again for this long:
-  // neither of crumbd's own, where the kernel takes up to 200 ms of a writer's thread to find out,
-  // nor of those that are kept. A tenant can pin a page of each of its slabs.
+  // Time between two checks of slabs with pinned pages. A check of one of crumbd's own slabs takes
+  // a writer thread up to 200 ms in the kernel, and a tenant can pin a page of each of its slabs;
+  // 4 s limit the checks to 5 % of the thread's time.
   static constexpr Duration kPinnedRetry = std::chrono::seconds(4);
 
   struct Slab {
     enum class Phase : uint8_t {
       kOwned,
-      kClosing,   // takes no more pages; those in it leave
-      kGone,      // given up; processes that mapped it may still do so
-      kRenewing,  // one thread replaces its file, without the lock
+      kClosing,   // receives no more pages, and its pages are evicted or moved
+      kGone,      // given up, but processes may still map it
+      kRenewing,  // one thread replaces its file without holding the lock
     };
     Phase phase = Phase::kOwned;
-    uint32_t partition = 0;  // the last one, when it was given up
-    bool written = false;    // since its file was made
-    bool dropped = false;    // its file was given back, and there is no fresh one yet
-    bool pinned = false;     // pages of it were, when it was looked at last
-    uint32_t files = 0;      // that it had before the present one
+    uint32_t partition = 0;  // its owner; in kGone and kRenewing the last owner
+    bool written = false;    // pages were written to its present file
+    bool dropped = false;    // its file was freed, and it has no new one yet
+    bool pinned = false;     // the last check found pinned pages in it
+    uint32_t files = 0;      // number of files it had before the present one
     uint64_t bytes = 0;
-    uint64_t free_before = 0;  // free memory before its file was given back
-    TimePoint since = {};      // when it came to its phase
-    TimePoint retry = {};      // when it may be looked at again
+    uint64_t free_before = 0;  // free memory of the system before its file was freed
+    TimePoint since = {};      // time at which it entered its phase
+    TimePoint retry = {};      // time of its next check
 
     bool InTable() const { return phase == Phase::kOwned || phase == Phase::kClosing; }
   };
@@ -70,7 +69,7 @@ class SlabOwners {
   std::optional<uint32_t> PartitionOf(const std::string& tenant) const;
   // Adds the partition of a tenant that has none. Returns its number: they count from 1.
   uint32_t AddPartition(const std::string& tenant, TimePoint now);
-  // The tenant of a partition; "" for none.
+  // Returns the tenant of a partition; "" for partition 0.
   const std::string& TenantOf(uint32_t partition) const { return partitions_[partition].tenant; }
   void NoteUse(uint32_t partition, TimePoint now) { partitions_[partition].used = now; }
 
@@ -82,13 +81,13 @@ class SlabOwners {
   // Counts of slabs as one partition sees them, until a slab changes its partition or its phase.
   struct Parts {
     uint32_t partition = 0;
-    std::map<uint32_t, size_t> owned;  // by partition
-    size_t kept = 0;                   // that the partition gave up and its processes keep
-    size_t part = 0;                   // that each partition may have
+    std::map<uint32_t, size_t> owned;  // slabs of each partition
+    size_t kept = 0;                   // slabs that it gave up and that its processes still map
+    size_t part = 0;                   // slabs that each partition may have
 
     size_t own() const { return owned.at(partition); }
   };
-  // Looks at every slab.
+  // Costs O(slabs).
   Parts CountParts(uint32_t partition) const;
 
   // Whether the partition has as many slabs as it may, if one counts those that its processes keep:
@@ -156,7 +155,7 @@ class SlabOwners {
   std::vector<Partition> partitions_;
   absl::flat_hash_map<std::string, uint32_t> partition_of_tenant_;
   uint64_t moves_ = 0;
-  size_t next_gone_ = 0;  // where TakeUnused begins
+  size_t next_gone_ = 0;  // the slab that TakeUnused examines first
   uint64_t revoked_sum_ = 0;
   std::map<std::string, uint64_t> revoked_;
   uint64_t renewals_failed_ = 0;

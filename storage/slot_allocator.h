@@ -20,24 +20,25 @@ constexpr uint64_t RoundUp(uint64_t bytes, uint64_t unit) {
 struct Slot {
   uint32_t region = 0;      // slab, extent or handle of a device pool
   uint32_t bytes = 0;       // the fragment's size rounded up to the granule
-  uint64_t offset = 0;      // in the region
+  uint64_t offset = 0;      // bytes from the region's beginning
   uint8_t chunk_order = 0;  // its chunk has SlotAllocator::kChunkBytesMin << chunk_order bytes
 
   friend bool operator==(const Slot&, const Slot&) = default;
 };
 
-// The source of an index's slots, as far as the index must know it. Not thread-safe.
+// The interface through which an index frees its slots and reads their totals. Not thread-safe.
 class SlotSpace {
  public:
   virtual ~SlotSpace() = default;
 
-  // Notes whose slot it is.
+  // Records the owner of a slot that is in use.
   virtual void SetOwner(const Slot& slot, uint32_t owner) = 0;
   virtual void Free(const Slot& slot) = 0;
 
   virtual uint64_t capacity_bytes() const = 0;
-  virtual uint64_t used_bytes() const = 0;   // slots in use
-  virtual uint64_t waste_bytes() const = 0;  // that can be no slot
+  virtual uint64_t used_bytes() const = 0;  // sum over slots in use
+  // Returns the bytes at the ends of chunks or handles that are too few for a slot.
+  virtual uint64_t waste_bytes() const = 0;
 };
 
 // Cuts regions of memory or disk into slots. A region is divided into chunks, powers of two of
@@ -55,7 +56,9 @@ class SlotAllocator final : public SlotSpace {
 
   struct Rounding {
     uint32_t granule_bytes = 512;  // slots begin at and fill multiples of it, a power of two
-    uint32_t page_bytes = 512;     // of this, a power of two no smaller, where it costs little
+    // Slots are multiples of this instead, if that wastes at most 3 %. A power of two, at least
+    // granule_bytes.
+    uint32_t page_bytes = 512;
   };
   explicit SlotAllocator(const Rounding& rounding) : rounding_(rounding) {}
 
@@ -63,33 +66,33 @@ class SlotAllocator final : public SlotSpace {
   void AddRegion(uint32_t region, uint64_t bytes, uint32_t partition = 0);
   // Makes a region larger, to `bytes` rounded down to chunks; it never shrinks.
   void GrowRegion(uint32_t region, uint64_t bytes);
-  // Takes back a region without slots in use. False: there are some.
+  // Removes a region. Returns false, and does not, if slots of it are in use.
   bool RemoveRegion(uint32_t region);
-  // Takes no more slots of a region until it is removed.
+  // Allocates no more slots in a region until it is removed.
   void CloseRegion(uint32_t region);
 
-  // A slot for `bytes` in the partition's regions, marked with its owner; none when that size has
-  // no room there.
+  // Allocates a slot for `bytes` in the partition's regions and records its owner. Returns none if
+  // the partition has no room for that size.
   std::optional<Slot> Allocate(uint64_t bytes, uint32_t owner, uint32_t partition = 0);
-  // Takes the very slot that an earlier process had. False: it is no slot of a chunk that could be.
+  // Allocates exactly this slot, which an earlier process had. Returns false if it overlaps a used
+  // slot or does not fit a chunk.
   bool Claim(const Slot& slot, uint32_t owner);
   void SetOwner(const Slot& slot, uint32_t owner) override;
   void Free(const Slot& slot) override;
 
-  // Owners in the emptiest chunk whose slots have another size than `bytes` needs, when it is at
-  // most an eighth full: moving them out gives the size room. Empty when there is none. A chunk
-  // that alone has room for its size is left, for it may be just filling. O(log chunks) and the
-  // slots of that chunk.
+  // Returns the owners of the slots in the emptiest chunk that is at most an eighth full and whose
+  // slots are too small or too large for `bytes`. The chunk is free for that size after they have
+  // moved. Empty if there is no such chunk. A chunk that alone has room for its own size is left
+  // out, because it may have just begun to fill. Costs O(log chunks) plus the slots of that chunk.
   std::vector<uint32_t> OwnersOfNearlyEmptyChunk(uint64_t bytes, uint32_t partition = 0) const;
   std::vector<uint32_t> OwnersIn(uint32_t region) const;
   uint64_t used_bytes(uint32_t region) const { return regions_.at(region).used_bytes; }
-  // The region with the fewest bytes in use.
+  // Returns the region with the fewest bytes in use.
   std::optional<uint32_t> EmptiestRegion() const;
 
   uint64_t capacity_bytes() const override { return capacity_bytes_; }
   uint64_t used_bytes() const override { return used_bytes_; }
-  uint64_t chunk_bytes() const { return chunk_bytes_; }  // chunks in use
-  // Ends of chunks that are no slot.
+  uint64_t chunk_bytes() const { return chunk_bytes_; }  // sum over chunks in use
   uint64_t waste_bytes() const override { return waste_bytes_; }
 
  private:
@@ -98,7 +101,7 @@ class SlotAllocator final : public SlotSpace {
     uint64_t used_bytes = 0;
     uint32_t partition = 0;
     bool closed = false;
-    std::vector<uint32_t> chunk_at;  // by kChunkBytesMin unit; kNoChunk: free
+    std::vector<uint32_t> chunk_at;  // the chunk of each kChunkBytesMin unit, or kNoChunk
   };
   struct Chunk {
     uint32_t region = 0;
@@ -106,8 +109,8 @@ class SlotAllocator final : public SlotSpace {
     uint64_t offset = 0;
     uint32_t slot_bytes = 0;
     uint32_t used = 0;
-    std::vector<uint32_t> owners;  // by slot; kNoOwner: free
-    std::vector<uint32_t> free;    // slots
+    std::vector<uint32_t> owners;  // the owner of each slot, or kNoOwner
+    std::vector<uint32_t> free;    // slots that are free
   };
   using Block = std::pair<uint32_t, uint64_t>;  // region, offset
 
@@ -122,7 +125,7 @@ class SlotAllocator final : public SlotSpace {
   // Free room in the regions of one partition.
   struct TenantPartition {
     std::set<Block> free_blocks[kOrders];
-    std::map<uint32_t, Rooms> with_room;  // by slot size; none is without chunks
+    std::map<uint32_t, Rooms> with_room;  // keyed by slot size; every entry has chunks
     std::map<uint32_t, uint32_t> chunks_of_size;
     // The emptiest of the nearly empty chunks of each size in which more than one chunk has room:
     // slots in use, slot size.
@@ -137,7 +140,8 @@ class SlotAllocator final : public SlotSpace {
     return partitions_[regions_.at(region).partition];
   }
   std::optional<uint32_t> ChunkWithRoom(TenantPartition& partition, uint32_t slot_bytes);
-  // The chunk size to use where every region is too small for one that loses at most 2 %.
+  // Returns the chunk size that wastes least, if no region is large enough for one that wastes at
+  // most 2 %.
   std::optional<int> LeastWastefulOrder(uint32_t slot_bytes) const;
   static std::optional<Block> TakeBlock(TenantPartition& partition, int order);
   bool TakeBlockAt(Block block, int order);
@@ -147,12 +151,12 @@ class SlotAllocator final : public SlotSpace {
   static bool NearlyEmpty(const Chunk& chunk) {
     return uint64_t{chunk.used} * 8 <= chunk.owners.size();
   }
-  // Changes how many slots of a chunk are in use, and what its partition knows of it.
+  // Changes how many slots of a chunk are in use, and its entries in its partition.
   void SetUsed(uint32_t id, uint32_t used);
-  // The chunk, which has no slot in use, begins or ends to have room.
+  // Adds or removes a chunk without used slots among those that have room.
   void AddRoom(uint32_t id);
   void RemoveRoom(uint32_t id);
-  // Around every change of `rooms`.
+  // LeaveEmptiest is called before, and EnterEmptiest after, every change of `rooms`.
   static void LeaveEmptiest(TenantPartition& partition, uint32_t slot_bytes, const Rooms& rooms);
   static void EnterEmptiest(TenantPartition& partition, uint32_t slot_bytes, const Rooms& rooms);
   uint32_t ChunkOf(const Slot& slot) const;

@@ -21,7 +21,7 @@ void HostOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("policy", policy, "which pages leave first: default, lru, fifo, s3fifo");
   visitor.Field("let_go_timeout", let_go_timeout,
                 "with tenants.shared_memory own: how long processes may keep a slab that they were "
-                "told to let go before its memory is taken from them");
+                "requested to unmap before its memory is taken from them");
   visitor.Field(
       "revoked_slabs_max", revoked_slabs_max,
       "slabs taken from processes that kept them, by crumbd and those that take over from "

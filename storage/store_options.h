@@ -17,8 +17,8 @@ struct HostOptions {
   std::string policy = "default";
   // With slabs of tenants: how long a slab that was given up may stay mapped before it is revoked.
   Duration let_go_timeout = std::chrono::seconds(10);
-  int64_t revoked_slabs_max = 4;         // of all tenants together, over takeovers
-  int64_t revoked_slabs_per_tenant = 2;  // of one tenant
+  int64_t revoked_slabs_max = 4;         // limit for all tenants together, across takeovers
+  int64_t revoked_slabs_per_tenant = 2;  // limit for one tenant
 
   void Visit(ConfigVisitor& visitor);
 };
@@ -26,9 +26,9 @@ struct HostOptions {
 struct SsdOptions {
   std::string path;                       // empty: no SSD tier
   ByteSize bytes_max{uint64_t{8} << 30};  // all files in the folder together, at every moment
-  int64_t fragments_max = 16'777'216;     // of all pages
+  int64_t fragments_max = 16'777'216;     // limit for all pages together
   std::string policy = "default";
-  std::string admission = "all";  // or second_hit
+  std::string admission = "all";  // "all" or "second_hit"
   int64_t io_threads = 8;
   int64_t write_queue_pages_max = 4096;
   int64_t read_queue_pages_max = 16384;
@@ -40,8 +40,9 @@ struct SsdOptions {
 
 struct DeviceOptions {
   std::string policy = "default";
-  int64_t demotions_max = 256;    // slots of one pool being copied down at a time
-  int64_t blank_percent_min = 2;  // of a pool's slots, kept free by copying pages down ahead
+  int64_t demotions_max = 256;  // slots of one pool being copied down at a time
+  // Percentage of a pool's slots that are kept free: pages are copied to the host tier in advance.
+  int64_t blank_percent_min = 2;
 
   void Visit(ConfigVisitor& visitor);
 };

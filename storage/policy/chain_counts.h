@@ -42,13 +42,13 @@ class ChainCounts {
 
  private:
   struct Entry {
-    uint64_t serial = 0;  // of the item that has the handle now; 0: none
+    uint64_t serial = 0;  // serial number of the item that has the handle; 0 if it is unused
     uint64_t parent_serial = 0;
     ItemHandle parent = kNoItem;
     uint32_t children = 0;
   };
 
-  ChunkedVector<Entry> entries_;  // by handle
+  ChunkedVector<Entry> entries_;  // indexed by handle
   uint64_t last_serial_ = 0;
 };
 

@@ -11,8 +11,8 @@
 
 namespace crumb::storage {
 
-// The resident items of a policy: what identifies each, the access that used it last, and whether
-// it has children. Hands out handles. Every call is O(1). Not thread-safe.
+// The resident items of a policy: the identity of each, its last access, and whether it has
+// children. Assigns handles. Every call is O(1). Not thread-safe.
 class ChainTable {
  public:
   struct Item {
@@ -52,7 +52,7 @@ class ChainTable {
   }
 
  private:
-  ChunkedVector<Item> items_;     // by handle
+  ChunkedVector<Item> items_;     // indexed by handle
   std::vector<ItemHandle> free_;  // handles to use again, last freed first
 };
 

@@ -12,8 +12,8 @@ namespace crumb::storage {
 namespace {
 
 constexpr size_t kShadowItems = 4000;
-// Hits of the shadows lose a tenth of their weight each time as many items as a shadow holds were
-// asked for.
+// Factor by which the hits of the shadows fade each time as many sampled items as a shadow holds
+// were requested.
 constexpr double kFading = 0.9;
 // An order must lead by this factor to take over, so that equals do not take turns.
 constexpr double kLead = 1.003;
@@ -33,7 +33,7 @@ class DefaultPolicy final : public EvictionPolicy {
         policy_(capacity_items),
         by_worth_(std::make_unique<ReusePolicy>(shadow_items_), shadow_items_),
         by_age_(MakeLruPolicy(), shadow_items_) {
-    policy_.SetOrder(ReusePolicy::Order::kAge);  // until the other has shown that it is better
+    policy_.SetOrder(ReusePolicy::Order::kAge);  // the other order must first prove better
   }
 
   std::string_view name() const override { return "default"; }
@@ -90,14 +90,14 @@ class DefaultPolicy final : public EvictionPolicy {
     chain_.insert(chain_.end(), inserts_.begin(), inserts_.end());
     hits_by_worth_ += static_cast<double>(by_worth_.Access(chain_));
     hits_by_age_ += static_cast<double>(by_age_.Access(chain_));
-    asked_ += chain_.size();
+    requested_ += chain_.size();
     chain_.clear();
     inserts_.clear();
-    if (asked_ >= shadow_items_) Choose();
+    if (requested_ >= shadow_items_) Choose();
   }
 
   void Choose() {
-    asked_ = 0;
+    requested_ = 0;
     if (hits_by_age_ > kLead * hits_by_worth_) policy_.SetOrder(ReusePolicy::Order::kAge);
     if (hits_by_worth_ > kLead * hits_by_age_) policy_.SetOrder(ReusePolicy::Order::kWorth);
     hits_by_worth_ *= kFading;
@@ -113,7 +113,7 @@ class DefaultPolicy final : public EvictionPolicy {
   std::vector<uint64_t> inserts_;  // sampled insertions of it, in their order
   double hits_by_worth_ = 0;
   double hits_by_age_ = 0;
-  size_t asked_ = 0;  // sampled items asked for since the last choice
+  size_t requested_ = 0;  // sampled items that were requested since the last choice
 };
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace crumb::storage {
 // A policy's memory of an item after its eviction.
 struct Ghost {
   uint64_t fingerprint = 0;
-  uint32_t epoch = 0;  // of its last use, in the policy's own count
+  uint32_t epoch = 0;  // epoch of its last use, counted by the policy
   uint32_t uses = 0;
 };
 

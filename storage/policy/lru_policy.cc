@@ -77,7 +77,8 @@ class LruPolicy final : public EvictionPolicy {
   ChainTable table_;
   ItemLinks links_;
   ItemQueue queue_{links_};
-  ChunkedVector<bool> passed_over_;  // by handle: was oldest while it had children
+  // Indexed by handle: whether the item was the oldest while it had children.
+  ChunkedVector<bool> passed_over_;
 };
 
 }  // namespace

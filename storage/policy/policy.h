@@ -13,9 +13,9 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 
-// Choice of the item of a tier that leaves next. A policy knows items, their chains and what
-// happened to them; it holds no pages, takes no locks and reads no clock, so that a tier and a
-// trace replay run the very same code.
+// Eviction policies choose the item of a tier that leaves next. A policy has a record of each item,
+// its chain and its uses; it holds no pages, takes no locks and reads no clock, so that a tier and
+// a trace replay run the same code.
 namespace crumb::storage {
 
 // Names a resident item. Dense: handles of removed items are used again, so a caller can keep its
@@ -35,15 +35,15 @@ struct ItemInfo {
 };
 
 enum class Removal {
-  kEvicted,  // for want of room: the item's history is remembered for a while
-  kDeleted,  // for any other reason: forgotten
+  kEvicted,  // its room was needed; the policy remembers the item's history for a while
+  kDeleted,  // it left for any other reason; the policy forgets it
 };
 
 // Memory that a policy takes.
 struct PolicyUsage {
   size_t items = 0;         // resident
   size_t ghosts = 0;        // remembered after eviction
-  size_t memory_bytes = 0;  // of the policy's own structures
+  size_t memory_bytes = 0;  // memory of the policy's own structures
 };
 
 // Orders the items of one tier for eviction.
@@ -59,9 +59,9 @@ struct PolicyUsage {
 // parents first; an item inserted below a parent of the same access ranks right behind it.
 //
 // Every policy but `fifo` evicts leaves first: an item that has children is never a victim.
-// Deterministic: the same calls give the same victims. Calls cost O(1) or O(log items), and a
-// search for a victim what its caller allows. Not thread-safe: the caller's lock covers it. Handles
-// passed in must be resident.
+// Policies are deterministic: the same calls give the same victims. Calls cost O(1) or O(log
+// items), except for the search for a victim, whose cost its caller bounds. Not thread-safe: the
+// caller's lock covers it. REQUIRES: handles that are passed in are resident.
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
@@ -101,8 +101,9 @@ class EvictionPolicy {
   virtual PolicyUsage Usage() const = 0;
 };
 
-// Makes the policy called `name` for a tier of about `capacity_items` items, which bounds what it
-// remembers of evicted ones. kInvalidArgument for an unknown name, listing the known ones.
+// Makes the policy called `name` for a tier of about `capacity_items` items, which also bounds the
+// number of evicted items that it remembers. kInvalidArgument: the name is unknown; the message
+// lists the known ones.
 //
 // After a restart a tier re-creates recency by inserting its items least recent first, one access
 // per persisted access, parents before or after their children.

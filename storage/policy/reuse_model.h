@@ -8,7 +8,7 @@
 
 namespace crumb::storage {
 
-// Learns, from what happens to items, what keeping one more is worth.
+// Estimates the value of keeping an item longer, from the history of all items.
 //
 // Items fall into classes by how often they were used. Their age is the number of epochs since
 // their last use. A period begins when an item is used, and ends when it is used again or is given
@@ -52,7 +52,7 @@ class ReuseModel {
     ByAge given_up{};          // likewise
     ByAge open{};              // periods not ended, by begin epoch modulo kAges
     double open_oldest = 0;    // periods not ended and of the last age
-    double oldest_epochs = 0;  // that periods spent at the last age, faded
+    double oldest_epochs = 0;  // epochs that periods spent at the last age; old evidence fades
     ByAge hazard{};            // estimated chance of a use at an age, given none before
     ByAge worth{};
   };

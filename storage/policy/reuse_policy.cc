@@ -155,8 +155,8 @@ std::optional<ItemHandle> ReusePolicy::SearchQueues(absl::FunctionRef<bool(ItemH
   return std::nullopt;
 }
 
-// Pinned leaves wait aside until the next epoch, so that each is met once in it, and count as used
-// then; the model is not told that they were, only that their period was cut short.
+// Pinned leaves wait aside until the next epoch, so that each is examined once in it, and count as
+// used then. The model does not count a use; it records that their period was cut short.
 void ReusePolicy::Unpark(size_t count) {
   to_unpark_ -= std::min(to_unpark_, count);
   for (; count > 0 && parked_.oldest() != kNoItem; --count) {

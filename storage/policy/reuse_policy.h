@@ -28,7 +28,7 @@ class ReusePolicy final : public EvictionPolicy {
  public:
   enum class Order {
     kWorth,
-    kAge,  // by the epoch of the last use alone
+    kAge,  // sorts by the epoch of the last use alone
   };
 
   explicit ReusePolicy(size_t capacity_items);
@@ -54,13 +54,13 @@ class ReusePolicy final : public EvictionPolicy {
 
   enum class Where : uint8_t {
     kNowhere,  // it has children
-    kQueued,   // in the queue of its class and age
+    kQueued,   // the queue of its class and age has it
     kParked,   // pinned when it was met in its queue
   };
 
   struct State {
     uint32_t uses = 0;
-    uint32_t epoch = 0;  // of the last use
+    uint32_t epoch = 0;  // epoch of the last use
     Where where = Where::kNowhere;
   };
 
@@ -86,13 +86,13 @@ class ReusePolicy final : public EvictionPolicy {
   Order order_ = Order::kWorth;
   ReuseModel model_;
   ChainTable table_;
-  ChunkedVector<State> states_;  // by handle
+  ChunkedVector<State> states_;  // indexed by handle
   ItemLinks links_;
-  std::deque<ItemQueue> queues_;             // by class and ring slot; leaves only
+  std::deque<ItemQueue> queues_;             // leaves, indexed by class and ring slot
   ItemQueue parked_{links_};                 // pinned leaves that stood in the way
-  size_t to_unpark_ = 0;                     // of them, those parked before this epoch
+  size_t to_unpark_ = 0;                     // items that were parked before this epoch
   std::array<uint16_t, kQueues> ranking_{};  // queues, first to be emptied first
-  std::array<uint16_t, kQueues> place_{};    // of a queue in ranking_
+  std::array<uint16_t, kQueues> place_{};    // index of each queue in ranking_
   uint16_t first_ = 0;                       // queues before this place are empty
   GhostList ghosts_;
 };

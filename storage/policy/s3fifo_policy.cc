@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kSmallQueueFraction = 10;  // the small queue holds one item in ten
 constexpr uint8_t kUsesMax = 3;
-constexpr uint8_t kUsesToStay = 2;  // in the small queue, to move on to the main one
+constexpr uint8_t kUsesToStay = 2;  // uses that move an item from the small to the main queue
 // The original remembers as many as the main queue holds; chains of pages come back later.
 constexpr size_t kGhostsPerItem = 4;
 
@@ -93,7 +93,7 @@ class S3FifoPolicy final : public EvictionPolicy {
   struct Search {
     size_t tried = 0;
     bool in_main = false;
-    bool begun = false;  // with the queue; `next` is the next item of it, kNoItem behind the last
+    bool begun = false;  // the search has begun; `next` is its next item, kNoItem behind the last
     ItemHandle next = kNoItem;
   };
 
@@ -186,7 +186,7 @@ class S3FifoPolicy final : public EvictionPolicy {
   ItemLinks links_;
   ItemQueue small_{links_};
   ItemQueue main_{links_};
-  ChunkedVector<State> states_;  // by handle
+  ChunkedVector<State> states_;  // indexed by handle
   // The search for a victim, kept from one call to the next.
   bool blocked_ = false;
   Search search_;

@@ -14,7 +14,7 @@
 
 namespace crumb::storage {
 
-// A cache without contents: tells how many hits a policy would have had. Not thread-safe.
+// A cache without contents, which counts the hits that a policy would have had. Not thread-safe.
 class ShadowCache {
  public:
   // Holds up to `capacity_items` items, at least one.
@@ -36,7 +36,7 @@ class ShadowCache {
   ChainCounts chains_;
   size_t capacity_items_;
   absl::flat_hash_map<uint64_t, ItemHandle> resident_;
-  std::vector<uint64_t> fingerprints_;  // by handle
+  std::vector<uint64_t> fingerprints_;  // indexed by handle
 };
 
 }  // namespace crumb::storage

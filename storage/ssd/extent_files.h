@@ -22,13 +22,13 @@ namespace crumb::storage {
 // the page cache where the folder can. Thread-safe; no lock is held over a transfer.
 class ExtentFiles {
  public:
-  // Opens what is in the folder; kFailedPrecondition: a file that is no extent.
+  // Opens the extents in the folder. kFailedPrecondition: the folder has a file that is no extent.
   static absl::StatusOr<std::unique_ptr<ExtentFiles>> Open(const SsdFolder& folder);
 
   struct Extent {
     uint32_t number = 0;
-    uint64_t intact_bytes = 0;  // what it had: a file that was cut short is extended again
-    uint64_t bytes = 0;         // what it has
+    uint64_t intact_bytes = 0;  // its size when it was opened, before a truncated file is extended
+    uint64_t bytes = 0;         // its size now
   };
   const std::vector<Extent>& found() const { return found_; }
 

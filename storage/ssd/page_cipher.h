@@ -32,7 +32,7 @@ class PageCipher {
   PageCipher(const PageCipher&) = delete;
   PageCipher& operator=(const PageCipher&) = delete;
 
-  // Tells keys apart without telling anything of them.
+  // Returns a value that differs between keys and reveals nothing about them.
   KeyCheck key_check() const;
 
   // sealed  out [plain.size() + kSealBytes] ciphertext, nonce, tag

@@ -22,14 +22,14 @@ struct RecoveredIndex {
   AccessMap accesses;
   std::vector<std::pair<KeyspaceId, uint64_t>> generations;
   std::map<std::string, std::string> records;
-  IndexBatch damaged;  // deletes of what cannot be read
+  IndexBatch damaged;  // deletes the entries that cannot be read
 };
 
 // Reads everything. kDataLoss: the index is damaged.
 absl::StatusOr<RecoveredIndex> ReadIndex(const SsdIndex& index);
 
-// Puts entries in the order in which a policy wants to hear of them again: least recently used
-// first, and what one access used deepest first. Fragments of a page stay together.
+// Sorts entries in the order in which a policy must receive them again: least recently used first,
+// and pages of the same access deepest first. Fragments of a page stay together.
 void SortByRecency(const AccessMap& accesses, std::vector<IndexEntry>* entries);
 
 }  // namespace crumb::storage

@@ -62,7 +62,7 @@ rocksdb::Options BoundedOptions(uint64_t buffer_bytes, rocksdb::Logger* logger) 
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
   options.max_open_files = 64;
-  options.disable_auto_compactions = true;        // until StartWriting
+  options.disable_auto_compactions = true;        // StartWriting enables them
   options.compression = rocksdb::kNoCompression;  // keys are digests
   options.info_log = std::shared_ptr<rocksdb::Logger>(std::shared_ptr<void>(), logger);
   rocksdb::BlockBasedTableOptions table;

@@ -28,8 +28,8 @@ namespace crumb::storage {
 // moment. Thread-safe; its lock is never held over a transfer.
 class SsdTier final : public FragmentTier {
  public:
-  // Opens or creates the folder and recovers what was durable; an index that is damaged is set
-  // aside, and the tier starts empty. Errors as TieredStore::Open.
+  // Opens or creates the folder and recovers the durable pages. If the index is damaged, it is set
+  // aside, and the tier starts empty. Errors are those of TieredStore::Open.
   static absl::StatusOr<std::unique_ptr<FragmentTier>> Open(const SsdOptions& options,
                                                             const Clock& clock,
                                                             FragmentTierEvents events);
@@ -62,8 +62,8 @@ class SsdTier final : public FragmentTier {
     std::optional<Slot> slot;
     absl::Status status;
   };
-  // Index entries that must be gone before what they name may be used again. They are written with
-  // the next index write, whatever that is for, and kept until one succeeds.
+  // Changes that delete index entries. Slots of these entries may be used again only after the
+  // changes are durable. Every index write includes them, until one succeeds.
   struct Leaving {
     IndexBatch changes;  // deletes, and generations of dropped keyspaces
     std::vector<Slot> slots;
@@ -143,7 +143,8 @@ class SsdTier final : public FragmentTier {
   PageTable table_ ABSL_GUARDED_BY(mutex_);
   uint64_t access_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<PageHandle> recency_dirty_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, std::string> records_ ABSL_GUARDED_BY(mutex_);  // as in the index
+  // A copy of the index's records.
+  std::map<std::string, std::string> records_ ABSL_GUARDED_BY(mutex_);
   bool putting_ ABSL_GUARDED_BY(mutex_) = false;  // one Put at a time: it is a batch already
   uint64_t puts_ended_ ABSL_GUARDED_BY(mutex_) = 0;
   bool index_busy_ ABSL_GUARDED_BY(mutex_) = false;  // one index write at a time, in order

@@ -30,7 +30,7 @@ class TierHealth {
 
  private:
   struct Side {
-    int failures = 0;  // in a row
+    int failures = 0;  // consecutive failures
     TimePoint retry_at;
     std::string why;
   };

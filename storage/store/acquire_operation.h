@@ -34,9 +34,9 @@ struct FoundPages {
   bool part_full = false;                 // its tenant would keep more than its part
 };
 
-// One Acquire that host memory alone cannot answer: brings the missing pages up in prefix order, a
-// few at a time, and returns those that are there when all came, one could not, or the deadline
-// passed. Lives as long as a callback refers to it. Thread-safe.
+// One Acquire that host memory alone cannot serve. It reads the missing pages into host memory in
+// prefix order, a few at a time, and returns the pages found when all were read, one could not be
+// read, or the deadline passed. Lives as long as a callback refers to it. Thread-safe.
 class AcquireOperation : public std::enable_shared_from_this<AcquireOperation> {
  public:
   using Done = std::function<void(FoundPages)>;

@@ -19,15 +19,15 @@ namespace crumb::storage {
 // between tenants. Not thread-safe: its owner's lock covers it.
 //
 // Room. The queue is bounded in fragments and in bytes, and a tenant may have at most its part of
-// both: a percentage of what the other tenants leave (TenantPart). A tenant of which no fragment
-// waits may queue one while there is any room, however small its part is.
+// both: a percentage of the room that the other tenants do not use (TenantPart). A tenant without a
+// queued fragment may queue one while there is any room, however small its part is.
 //
 // Order. Each fragment has a cost, the part of a batch that it takes. The next fragment is that of
 // the tenant whose fragments have cost least, and of one tenant the one that was queued first. A
 // tenant that had nothing in the queue begins with the cost at which the queue has arrived, so it
-// neither waits for what others have queued nor catches up on the time of its absence. Where
-// tenants are not told apart, all fragments are those of one tenant, and leave in the order in
-// which they were queued.
+// neither waits for the fragments of others nor catches up on the time of its absence. If the
+// server does not distinguish tenants, all fragments are those of one tenant, and leave in the
+// order in which they were queued.
 //
 // Numbers. Fragments are numbered in the order in which they are queued, so that a Flush can find
 // out whether all those have left that were queued before it.
@@ -43,7 +43,8 @@ class DepartureQueue {
   struct Options {
     size_t fragments_max = 0;
     uint64_t bytes_max = 0;
-    // At 100 tenants are not told apart: every fragment counts for the tenant "".
+    // The percentage of both that one tenant may have. At 100 the server does not distinguish
+    // tenants, and every fragment counts for the tenant "".
     int64_t part_max_percent = 100;
   };
 
@@ -78,7 +79,7 @@ class DepartureQueue {
   struct Tenant {
     std::deque<Entry> waiting;  // never empty
     uint64_t bytes = 0;
-    uint64_t cost = 0;  // at which its first fragment begins
+    uint64_t cost = 0;  // the cost at which its first fragment begins
   };
   using Tenants = std::map<std::string, Tenant>;
   // The tenants in the order of their turns: by cost, and at the same cost by the number of their
@@ -97,7 +98,7 @@ class DepartureQueue {
   size_t size_ = 0;
   uint64_t bytes_ = 0;
   uint64_t end_ = 0;
-  uint64_t cost_ = 0;  // at which the fragment began that was taken last
+  uint64_t cost_ = 0;  // the cost at which the last fragment that left began
 };
 
 }  // namespace crumb::storage

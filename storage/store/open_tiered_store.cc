@@ -15,7 +15,9 @@ namespace {
 
 absl::Status NoTier() { return absl::UnavailableError("no SSD tier is configured"); }
 
-class AbsentTier final : public FragmentTier {
+// The tier below host memory of a store without an SSD. It has no fragments and refuses new ones;
+// it only keeps the server's records, in memory, so that they can be handed to a successor.
+class RecordsOnlyTier final : public FragmentTier {
  public:
   std::vector<absl::Status> Put(std::span<const FragmentWrite> fragments) override {
     return std::vector<absl::Status>(fragments.size(), NoTier());
@@ -60,7 +62,7 @@ class AbsentTier final : public FragmentTier {
 
 }  // namespace
 
-std::unique_ptr<FragmentTier> MakeAbsentTier() { return std::make_unique<AbsentTier>(); }
+std::unique_ptr<FragmentTier> MakeRecordsOnlyTier() { return std::make_unique<RecordsOnlyTier>(); }
 
 absl::StatusOr<std::unique_ptr<TieredStore>> OpenTieredStore(const StoreOptions& options,
                                                              Clock& clock, StoreEvents events,
@@ -76,7 +78,7 @@ absl::StatusOr<std::unique_ptr<TieredStore>> TieredStore::Open(const StoreOption
                                                                Clock& clock, StoreEvents events,
                                                                StoreStart start) {
   const auto open_below = [&](FragmentTierEvents tier_events) {
-    return options.ssd.path.empty() ? MakeAbsentTier()
+    return options.ssd.path.empty() ? MakeRecordsOnlyTier()
                                     : SsdTier::Open(options.ssd, clock, std::move(tier_events));
   };
   return OpenTieredStore(options, clock, std::move(events), open_below, std::move(start));

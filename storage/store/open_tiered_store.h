@@ -15,7 +15,7 @@ using OpenFragmentTier =
 
 // Returns the tier below of a node without SSD. It holds no pages, and keeps records as long as the
 // process lives.
-std::unique_ptr<FragmentTier> MakeAbsentTier();
+std::unique_ptr<FragmentTier> MakeRecordsOnlyTier();
 
 // TieredStore::Open over any tier below, which `open_below` makes; it gets events to report to.
 absl::StatusOr<std::unique_ptr<TieredStore>> OpenTieredStore(const StoreOptions& options,

@@ -127,14 +127,15 @@ void ThreeTierStore::JoinDevices(Search& search, FoundPages& found, AcquireResul
   for (size_t i = 0; i < kept; ++i) result->page_tiers[index[i]] = found.tiers[i];
 }
 
-// Behind the answer, too. What the queue has no room for is written when it leaves host memory or
-// by a Flush, because it is admitted and owed already.
+// Runs after the response, so that callers do not wait for it. A fragment for which the queue has
+// no room is written when it leaves host memory or by a Flush, because it is admitted and owed
+// already.
 void ThreeTierStore::QueueAdmitted(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
   const WriteThrough::Queueing queueing(*writer_);
   writer_->Enqueue(host_->RefAbsentBelow(keyspace, keys));
 }
 
-// Records the use in both tiers after the answer, so that the SSD tier does not evict a page as
+// Records the use in both tiers after the response, so that the SSD tier does not evict a page as
 // unused that is read from host memory.
 void ThreeTierStore::NoteUse(const KeyspaceId& keyspace, std::vector<PageKey> keys) {
   if (keys.empty()) return;

@@ -36,7 +36,8 @@ class ThreeTierStore final : public TieredStore {
                  DeletionEpochs epochs);
   ~ThreeTierStore() override { Stop(Duration::zero()).IgnoreError(); }
 
-  // Once, before all else. Errors as TieredStore::Open's.
+  // Opens the tiers and starts the threads. REQUIRES: it is the first call, and the only one.
+  // Errors are those of TieredStore::Open.
   absl::Status Start(const OpenFragmentTier& open_below, StoreStart start);
 
   absl::StatusOr<CommitOutcome> Commit(const CommitRequest& request) override;
@@ -113,9 +114,10 @@ class ThreeTierStore final : public TieredStore {
  private:
   static absl::Status Stopped() { return absl::UnavailableError("the store is stopping"); }
   absl::Status OpenHost(StoreStart start);
-  // Pages that the tier below has of the scope's keyspaces.
+  // Returns how many pages of the scope's keyspaces the tier below has.
   uint64_t PagesBelow(const FlushScope& scope) const;
-  // How a fragment that is handed over stands with the tier below; none: it was dropped.
+  // Returns the state in the tier below of a fragment that a predecessor handed over; none if the
+  // fragment was dropped.
   std::optional<Below> BelowOf(const FragmentMeta& meta) const;
   bool has_below() const { return !options_.ssd.path.empty(); }
   bool only_hit() const { return options_.ssd.admission == "second_hit"; }
@@ -125,41 +127,41 @@ class ThreeTierStore final : public TieredStore {
   DeviceTier::Options DeviceTierOptions(DeletionEpochs epochs) const;
   FragmentTierEvents DeviceEvents() const { return EventsOf(Tier::kDevice); }
   FragmentTierEvents BelowEvents();
-  // How a fragment that is new to this node stands with the tier below.
+  // The state in the tier below of a fragment that is new to this node.
   struct Standing {
     Below below;
     bool owed;
   };
   Standing StandingOf(Received received) const;
-  // Tiles of the page that host memory or the tier below has. Those that a commit finds are owed to
-  // its writer as if it had brought them.
+  // Returns the tiles of the page that host memory or the tier below has. They are owed to the
+  // writer of a commit as if the commit had brought them.
   std::vector<TileRange> Present(const FragmentHeader& header, Received received);
   struct CommittedPieces {
     int stored_tiles = 0;
-    bool overtaken = false;  // others brought some of the tiles that were missing: look again
+    bool overtaken = false;  // another commit brought some of the missing tiles: search again
   };
   // Stores the tiles of the fragment that no tier has.
   absl::StatusOr<CommittedPieces> CommitMissing(const CommitRequest& request);
   absl::Status CommitPiece(const CommitRequest& request, const TileRange& piece);
   absl::Status Publish(const FragmentMeta& meta, const Slot& slot, Received received);
-  // An Acquire whose pages are being looked for: those on devices are referred to, and the keys at
-  // `below_index` are looked for in host memory and below. Without pages on devices both are empty,
-  // and all keys are.
+  // An Acquire in progress. It refers to pages on devices, and searches the keys at `below_index`
+  // in host memory and below. If no page is on a device, both vectors are empty, and it searches
+  // all keys there.
   struct Search {
     AcquireRequest request;
     std::vector<DeviceTier::PlacesOf> on_device;
     std::vector<uint32_t> below_index;
     std::function<void(absl::StatusOr<AcquireResult>)> done;
   };
-  // Refers to the pages on devices that the search may use. Returns the request for the rest; none:
-  // there are no such pages.
+  // Refers to the pages on devices that the search may use. Returns the request for the other
+  // pages; none if no page is on a device.
   std::optional<AcquireRequest> RefOnDevices(Search* search);
-  // Leases what was found and calls search.done.
+  // Leases the pages found and calls search.done.
   void Grant(Search&& search, FoundPages&& found);
   // Joins the pages on devices with those that were found below to one prefix, which ends at the
   // first page that is in neither, or that has too many fragments.
   void JoinDevices(Search& search, FoundPages& found, AcquireResult* result);
-  // Queues what the tier below lacks of pages that were admitted to it by being read.
+  // Queues fragments that the tier below lacks, of pages that a read admitted to it.
   void QueueAdmitted(const KeyspaceId& keyspace, std::span<const PageKey> keys);
   void NoteUse(const KeyspaceId& keyspace, std::vector<PageKey> keys);
   void TouchBelow(const KeyspaceId& keyspace, std::span<const PageKey> keys);

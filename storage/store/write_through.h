@@ -26,20 +26,21 @@ namespace crumb::storage {
 
 // Brings host fragments to the tier below in batches, on a thread of its own that sleeps when there
 // is nothing to write. Queued fragments keep their slots, so the queue is bounded in pages and in
-// bytes, for each tenant and for all (DepartureQueue). A fragment that does not fit stays in host
-// memory, counted, and is written when its page leaves or by the next Flush; if its page leaves
+// bytes, for each tenant and for all (DepartureQueue). A fragment that does not fit is counted and
+// stays in host memory; it is written when its page leaves or by the next Flush. If its page leaves
 // while the queue has no room for it, it is lost, and the next Flush reports it. Thread-safe.
 //
 // The thread alternates between a batch of the queue, in which tenants take turns, and a step of a
-// Flush, in which the scopes that are being flushed take turns. So neither what a tenant queues nor
-// its Flushes hold up another tenant's pages and Flushes for more than a batch each. The queue and
-// the thread are in write_through.cc, Flushes in write_through_flush.cc.
+// Flush, in which the scopes that are being flushed take turns. So neither the pages that a tenant
+// queues nor its Flushes delay another tenant's pages and Flushes by more than a batch each. The
+// queue and the thread are in write_through.cc, Flushes in write_through_flush.cc.
 class WriteThrough {
  public:
   struct Options {
     size_t pages_max = 4096;  // fragments queued
-    uint64_t bytes_max = 0;   // and their bytes
-    // The percentage of both that one tenant may have. At 100 tenants are not told apart.
+    uint64_t bytes_max = 0;   // bytes of the fragments queued
+    // The percentage of both that one tenant may have; 100 if the server does not distinguish
+    // tenants.
     int64_t part_max_percent = 100;
     bool flush_only_hit = false;  // Flush leaves out pages that were not read since they came
   };
@@ -56,42 +57,43 @@ class WriteThrough {
     Queueing& operator=(const Queueing&) = delete;
     ~Queueing() { writer_.EndQueueing(side_); }
 
-    // Whether the queue has room for `bytes` more of the keyspace's tenant, which are counted then
-    // as if they were in the queue already. What the queue had room for is looked up once for each
-    // tenant. May be called with HostState::mutex held.
+    // Whether the queue has room for `bytes` more of the keyspace's tenant; if so, this Queueing
+    // counts them as queued. The queue's room is read once for each tenant. May be called with
+    // HostState::mutex held.
     bool MayQueue(const KeyspaceId& keyspace, uint64_t bytes);
 
    private:
     WriteThrough& writer_;
-    const size_t side_;  // of the count that this began on
-    // Bytes left, of the tenants that were asked about.
+    const size_t side_;  // index in WriteThrough::queueing_ of the count that includes this
+    // Room that is left for each tenant that MayQueue was called for.
     std::map<std::string, uint64_t> room_bytes_;
   };
 
-  // `durable` hears of each page that is below as a whole, on the writer's thread.
-  // The other arguments outlive this.
+  // `durable` is called on the writer's thread for each page that the tier below has completely.
+  // The other arguments must outlive this object.
   WriteThrough(const Options& options, HostTier& host, HostRoom& room, LossLedger& losses,
                FragmentTier& below, FragmentTier::PageFunction durable);
   ~WriteThrough();
 
-  // Queues what it has room for and returns the rest to the host tier as absent below. Returns of
-  // how many pages it queued fragments; those of one page follow each other. REQUIRES: the
-  // departures were marked as queued, and Enqueue is called, during one Queueing.
+  // Queues the fragments that it has room for and returns the rest to the host tier as absent
+  // below. Returns the number of pages of which it queued fragments. REQUIRES: the fragments of a
+  // page are adjacent, and they were marked as queued, and are enqueued, during one Queueing.
   size_t Enqueue(std::span<const Departure> departures);
-  // Reserves a slot of host memory and queues the pages that leave for it. Errors as
+  // Reserves a slot of host memory and queues the pages that leave for it. Errors are those of
   // HostRoom::Reserve.
   absl::StatusOr<Slot> Reserve(const KeyspaceId& keyspace, uint64_t bytes);
 
-  // Writes what is queued of the scope's pages and, page by page and each once, what else host
-  // memory has of them and the tier below lacks. Then calls `done`, on the writer's thread unless
-  // the writer is stopping, with everything but durable_pages. `scope` and `since` as
-  // TieredStore::Flush has them.
+  // Writes the queued fragments of the scope and then, page by page and each once, the fragments in
+  // host memory that the tier below lacks. Then calls `done`, on the writer's thread unless the
+  // writer is stopping, with a report that lacks only durable_pages. TieredStore::Flush explains
+  // `scope` and `since`.
   void Flush(const FlushScope& scope, std::optional<uint64_t> since, FlushDone done);
 
   // Blocks until no write of these pages is under way.
   void WaitFor(const KeyspaceId& keyspace, std::span<const PageKey> keys);
 
-  // Writes what is queued until `deadline`, then ends the thread. Later calls of Enqueue refuse.
+  // Writes queued fragments until `deadline`, then ends the thread. Later calls of Enqueue queue
+  // nothing.
   void Stop(TimePoint deadline);
 
   size_t queued() const;
@@ -120,15 +122,15 @@ class WriteThrough {
     PageWalk begin;
     Step step = Step::kBegin;
     int round = 0;
-    PageWalk walk;           // of kWriteAbsent and kCount
-    uint64_t queue_end = 0;  // of kWriteQueued: fragments with lower numbers are to be written
+    PageWalk walk;           // position of kWriteAbsent and of kCount
+    uint64_t queue_end = 0;  // kWriteQueued waits for fragments with numbers below this
     uint64_t losses_mark = 0;
-    absl::Status writable;  // of the tier below, before kCount
-    NotBelow missing;       // by kCount
-    NotBelow before;        // by that of the round before
+    absl::Status writable;  // status of the tier below before kCount
+    NotBelow missing;       // result of kCount
+    NotBelow before;        // result of kCount in the previous round
   };
-  // The Flushes of one scope: one at a time, with those that came while it was on its way behind
-  // it, as one.
+  // The Flushes of one scope. One runs at a time; those that are called meanwhile run after it, as
+  // one Flush.
   struct ScopeFlushes {
     FlushRun run;
     std::vector<FlushWaiter> next;
@@ -162,7 +164,7 @@ class WriteThrough {
   bool WaitsForQueue(const FlushRun& run) const;
   void Report(const FlushRun& run);
   FlushReport ReportFor(const FlushRun& run, const FlushWaiter& waiter) const;
-  // Tells all that wait for a Flush that the store is stopping. Once the thread has ended.
+  // Reports to all callers of Flush that the store is stopping. REQUIRES: the thread has ended.
   void AbandonFlushes();
 
   const Options options_;
@@ -174,8 +176,8 @@ class WriteThrough {
   Counter dropped_;
   Counter durable_pages_;
   Counter demoted_;
-  // The writer thread's: why the last write failed, the scopes that are being flushed, and the
-  // order of their turns.
+  // State of the writer thread alone: the message of the last write that failed, the scopes that
+  // are being flushed, and the order of their turns.
   std::string write_failure_;
   Flushes flushes_;
   std::deque<Flushes::iterator> flush_turns_;

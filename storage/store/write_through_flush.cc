@@ -7,9 +7,9 @@
 namespace crumb::storage {
 namespace {
 
-// Rounds of a Flush, each of which writes and then counts. One is enough unless pages leave host
-// memory, or are admitted, at the same moment. What the last one finds on its way to the tier below
-// counts as not durable.
+// Limit of the rounds of a Flush, each of which writes and then counts. One suffices unless pages
+// leave host memory, or are admitted, at the same moment. Fragments that are still queued in the
+// last round count as not durable.
 constexpr int kFlushRoundsMax = 4;
 // Steps of a Flush that look at pages, in one turn: some 2 ms.
 constexpr int kStepsPerTurn = 16;

@@ -132,7 +132,7 @@ class HostTierFace final : public FragmentTier {
   const std::unique_ptr<HostState> state_;
   HostTier host_{*state_};
   HostRoom room_{*state_};
-  const std::unique_ptr<FragmentTier> records_ = MakeAbsentTier();
+  const std::unique_ptr<FragmentTier> records_ = MakeRecordsOnlyTier();
   std::map<KeyspaceId, uint64_t> generations_;
 };
 
