@@ -53,7 +53,7 @@ void AddPushes(Families& families, const ClusterMetrics& metrics) {
   }
 }
 
-// Adds the counters of what this node does for other nodes.
+// Adds the counters of work that this node does for other nodes.
 void AddServing(Families& families, const ClusterMetrics& metrics) {
   const auto counter = [&](const char* name, const char* help, const Counter& value) {
     AddCounter(families, name, help, value);

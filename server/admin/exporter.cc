@@ -36,7 +36,8 @@ void AddTokens(Families& families, const ServerMetrics& metrics) {
   }
 }
 
-// The ceiling: what share of requests could have been hits at all.
+// Adds the pages that were requested and the distinct pages among them. Their ratio bounds the hit
+// rate that any cache could have.
 void AddRequestedPages(Families& families, const Scrape& scrape) {
   for (const PageWindows::Reading& reading : scrape.requested_pages) {
     families.Gauge("crumb_requested_pages_window", "Pages that Acquires requested lately.",

@@ -19,8 +19,8 @@ namespace crumb::server {
 // One point of the status page's charts.
 struct HistorySample {
   TimePoint when;
-  std::array<uint64_t, kTokenTierCount> lookup_tokens{};  // since the start
-  uint64_t saved_bytes = 0;  // BF16 size of what is resident, less its size
+  std::array<uint64_t, kTokenTierCount> lookup_tokens{};  // prompt tokens since the start
+  uint64_t saved_bytes = 0;  // BF16 size of the resident tiles minus their size
 };
 
 HistorySample SampleOf(TimePoint now, const ModelTokens& tokens, const storage::StoreStats& stats);

@@ -40,7 +40,7 @@ struct Connection {
   UniqueFd socket;
   unsigned address = 0;
   Phase phase = Phase::kReading;
-  std::string bytes;  // of the head, then of the response
+  std::string bytes;  // the head received so far, then the response
   size_t written = 0;
 };
 

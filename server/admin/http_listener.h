@@ -23,9 +23,9 @@ namespace crumb::server {
 //   closed
 //
 // Requests are handled on the threads of a pool. Each connection carries one request. The body of a
-// request is not read; what is sent besides the head is discarded while the connection lingers,
-// until the caller closes, so that the kernel does not reset the connection before the caller has
-// read its response.
+// request is not read; bytes behind the head are discarded while the connection lingers, until the
+// caller closes, so that the kernel does not reset the connection before the caller has read its
+// response.
 //
 // Bounds: connections in total; kHeadBytesMax of a head; `timeout` from accepting to the complete
 // head, however often bytes arrive, and again from the response to the end. When all places are

@@ -18,7 +18,7 @@ constexpr int kBarsMax = 90;
 constexpr double kChartWidth = 900;
 constexpr double kChartHeight = 120;
 constexpr int kRefusedMax = 20;
-constexpr size_t kKeyspacesMax = 100;  // on the page; /status.json has all
+constexpr size_t kKeyspacesMax = 100;  // limit of the page; /status.json has all
 
 constexpr char kHead[] = R"(<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">

@@ -37,15 +37,15 @@ class CertificateWatch {
   // and again when another file is in its place; a file that cannot be read once. Blocks.
   void Look();
 
-  // One for each certificate, in their order, as the last look found it; what could not be read
-  // keeps its instant.
+  // Returns one reading for each certificate, in their order, as of the last check. A certificate
+  // that could not be read keeps its instant.
   std::vector<Reading> Read() const;
 
  private:
   struct Entry {
     Certificate certificate;
     std::optional<Instant> expires;
-    std::optional<Instant> warned;  // when, of `expires`
+    std::optional<Instant> warned;  // time of the last warning about `expires`
     bool unreadable = false;
   };
 

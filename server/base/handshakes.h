@@ -51,7 +51,7 @@ class Handshakes {
   const size_t max_;
   const Duration grace_;
   const Duration timeout_;
-  std::map<uint64_t, Connection> connections_;  // by number, the oldest first
+  std::map<uint64_t, Connection> connections_;  // keyed by number, so the oldest is first
   std::map<unsigned, std::set<uint64_t>> users_;
 };
 

@@ -8,16 +8,16 @@ namespace crumb::server {
 
 // Memory that the C library's allocator has taken from the kernel, in bytes.
 struct HeapBytes {
-  uint64_t used = 0;  // by crumbd
+  uint64_t used = 0;  // bytes that crumbd uses
   uint64_t free = 0;  // freed by crumbd and kept by the allocator for later
 };
 
 HeapBytes ReadHeapBytes();
 
-// Gives freed memory back to the kernel. The allocator by itself gives back only what lies at the
-// end of its heap, so a burst of large messages would stay in crumbd's resident memory for good.
-// A trim walks all freed blocks while other threads that allocate wait, so it is done only when
-// many bytes were freed since the last one. Not thread-safe.
+// Returns freed memory to the kernel. The allocator itself returns only memory at the end of its
+// heap, so after a burst of large messages crumbd's resident memory would never shrink. A trim
+// walks all freed blocks while other threads that allocate wait, so it is done only after many
+// bytes were freed since the last one. Not thread-safe.
 class HeapTrimmer {
  public:
   // `freed_bytes_min`: bytes freed since the last trim that make another worth its cost.

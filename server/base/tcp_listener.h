@@ -12,7 +12,7 @@ namespace crumb::server {
 
 // "HOST:PORT" with a port from 0 to 65535; the host may be [IPv6]. kInvalidArgument naming `key`.
 struct HostPort {
-  std::string host;  // without brackets
+  std::string host;  // host name or address without brackets
   int port = 0;
 };
 absl::StatusOr<HostPort> ParseHostPort(const std::string& key, const std::string& text);

@@ -19,7 +19,7 @@ std::shared_ptr<grpc::ServerCredentials> TcpServerCredentials(const TlsOptions& 
 // How one crumbd calls others: with its own certificate, and theirs checked.
 struct PeerChannel {
   std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
-  std::string name;  // that their certificates carry; empty: the host of their address
+  std::string name;  // the name in their certificates; empty: the host of their address
 };
 PeerChannel MakePeerChannel(const TlsOptions& options);
 

@@ -18,7 +18,7 @@ struct TlsOptions {
   std::string cert_file;  // empty: no TLS
   std::string key_file;
   std::string client_ca_file;  // empty: callers need no certificate
-  std::string peer_name;       // that every crumbd's certificate carries; empty: no such rule
+  std::string peer_name;       // the name in every crumbd's certificate; empty: no such rule
   Duration reload_interval = std::chrono::seconds(10);
   Duration expiry_warning = std::chrono::hours(14 * 24);
 

@@ -40,14 +40,15 @@ struct CallContext {
   EventHub& events;
   ServerMetrics& metrics;
   Executor& commits;                     // copies and checksums
-  Executor& control;                     // what writes records or walks the index
+  Executor& control;                     // runs tasks that write records or walk the index
   Cluster* cluster = nullptr;            // null: this node is alone
   const TenantTable* tenants = nullptr;  // null: callers need no token
-  Caller caller;                         // of the call
+  Caller caller;                         // the caller of this call
   DevicePools* pools = nullptr;          // null: this node keeps none
   PrefetchBudget* prefetches = nullptr;  // null: no bound
   TenantQuotas* quotas = nullptr;        // null: tenants have none
-  int64_t part_max_percent = 100;        // of every budget, for one tenant: TenantBudget
+  // Percentage of every budget that one tenant may have (TenantBudget).
+  int64_t part_max_percent = 100;
 };
 
 // The keyspace that a request names. kInvalidArgument: not 32 bytes; kNotFound: unknown, or another

@@ -23,7 +23,7 @@ struct CallsInProgress {
   TenantBudget all;
   TenantBudget gets;
   TenantBudget puts;
-  TenantBudget response_bytes;  // of unary responses that their callers have not read yet
+  TenantBudget response_bytes;  // unary responses that their callers have not read yet
 };
 
 // One call from its arrival to its end: bounded, counted and timed.

@@ -87,7 +87,7 @@ struct CallSockets::Socket {
   UniqueFd fd;
   const std::shared_ptr<Session> session;
   const std::shared_ptr<OwnerTasks> closing;
-  const std::string owner;  // in `closing`
+  const std::string owner;  // the key in `closing`
 };
 
 // A call in progress.
@@ -149,7 +149,7 @@ absl::StatusOr<CallPlane::Opened> CallSockets::Open(std::shared_ptr<Session> ses
   Opened opened;
   opened.socket = UniqueFd(ends[1]);
   for (const int end : ends) {
-    // As much as the host allows; what does not fit is refused, and callers use gRPC for it.
+    // The kernel may grant less. A message that does not fit is refused, and its caller uses gRPC.
     ::setsockopt(end, SOL_SOCKET, SO_SNDBUF, &kBufferBytes, sizeof(kBufferBytes));
   }
   MutexLock lock(&mutex_);

@@ -22,11 +22,11 @@
 namespace crumb::server {
 
 // Serves Acquire, Reserve and Commit as SocketCalls over Unix sockets, each with one thread and two
-// system calls and without gRPC. They do what the calls of the same names do over gRPC, within the
-// same bounds. One thread, woken by its sockets; it never waits for one of them, and closes none of
-// them nor what comes with their messages (CallPlane::Open). Sockets are those of FdListener's
-// connections, whose bounds hold for them. A Commit that this thread does not copy is copied by a
-// commit thread, which sends its response. Thread-safe.
+// system calls and without gRPC. The calls have the semantics and bounds of those over gRPC. One
+// thread serves all sockets, which wake it. It never waits for one of them, and closes neither
+// sockets nor descriptors that messages carry (CallPlane::Open). Sockets are those of FdListener's
+// connections, whose bounds apply. A Commit that this thread does not copy is copied by a commit
+// thread, which sends the response. Thread-safe.
 class CallSockets final : public CallPlane {
  public:
   struct Options {
@@ -64,7 +64,7 @@ class CallSockets final : public CallPlane {
   // Returns false if the message is no SocketCall with a number.
   bool Serve(const std::shared_ptr<Socket>& socket, CommitHere here, std::span<const char> message);
   void End(Call& call, const absl::Status& status);
-  // Takes back what the call was granted: its process does not learn of it.
+  // Releases the leases or memory that the call was granted, because its process gets no response.
   void Withdraw(Call& call);
 
   const CallContext context_;

@@ -21,9 +21,9 @@ struct ClusterAcquireRequest {
   bool awaited = true;
 };
 
-// Leases what this node has, and pulls the pages behind that from the cluster, if there is one and
-// time is left: pages from other nodes come into host memory and have the tier kRemote. As
-// TieredStore::Acquire otherwise.
+// Leases the leading pages that this node has. If there is a cluster and time is left, it pulls the
+// following pages from other nodes into host memory; they have the tier kRemote. Otherwise the same
+// as TieredStore::Acquire.
 void AcquireAnywhere(const CallContext& context, ClusterAcquireRequest request,
                      std::function<void(absl::StatusOr<storage::AcquireResult>)> done);
 

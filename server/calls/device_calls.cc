@@ -82,7 +82,8 @@ v1::DeviceFragments::Shape ShapeOf(const FragmentHeader& header) {
   return shape;
 }
 
-// None: the request wants no such sums. It was looked at.
+// Returns the tiles whose checksums the request wants; none if it wants none. REQUIRES:
+// CheckPeerSums accepted the request.
 TileRange FirstSumsOf(const v1::AcquireRequest& request) {
   const v1::TileRange& wanted = request.peer_sums();
   return {{static_cast<uint16_t>(wanted.layer_begin()), static_cast<uint16_t>(wanted.layer_end())},
@@ -245,8 +246,8 @@ absl::Status ClaimSlots(const CallContext& context, const Session& session,
         tier.Claim(pool, session.token().slot(), request.slots(i), std::move(header), logical));
   }
   if (!context.pools->Sealed(session, pool)) return absl::OkStatus();
-  // The session has closed, or the process has said meanwhile what it uses of this session's slots:
-  // it claims these over another session.
+  // The session has closed, or the process has meanwhile reported its slots over another session.
+  // It claims these slots over that one.
   tier.Release(pool, session.token().slot(),
                std::vector<uint64_t>(request.slots().begin(), request.slots().end()));
   return absl::AbortedError("the process has another session");

@@ -35,17 +35,17 @@ enum class Kind : uint8_t {
   kFragmentKeys,  // a page key for each fragment of one call
   kSlots,         // slots of a device pool that are let go
   kTiles,         // a piece of a fragment
-  kFields,        // of a keyspace
+  kFields,        // the fields of a keyspace
   kFieldName,
   kFieldValue,
-  kName,  // of a tenant or a node
+  kName,  // the name of a tenant or a node
   kReason,
   kSamples,  // quality samples
   kText,     // an address, a version, a zone
   kRuns,     // the keys of each run of pages
   kNumbers,  // a number for each page of one call
   kPeerLeases,
-  kShortfalls,  // for each run and each node that a referral names
+  kShortfalls,  // one for each run and each node that a referral names
   kRecords,
   kRecordPart,  // a part of a keyspace's record
 };

@@ -31,7 +31,7 @@ inline constexpr int kMessageBytesMax = 4 << 20;
 struct FieldBound {
   std::string_view field;   // its full name, "crumb.v1.AcquireRequest.keys"
   uint64_t count = 1;       // elements of a repeated field or a map
-  uint64_t bytes = 0;       // of each element that is a string or bytes
+  uint64_t bytes = 0;       // limit of each element that is a string or bytes
   std::string_view key;     // the setting that the bound follows; empty: it is fixed
   uint64_t item_bytes = 1;  // a field that is a list of items of so many bytes is counted in them
 };

@@ -17,7 +17,7 @@ class GetReader {
 
   // One message: the fields in `message` and then `tiles`, which stay valid as long as the reader.
   struct Part {
-    v1::GetResponse message;  // without tiles
+    v1::GetResponse message;  // the response without its tiles
     std::span<const std::byte> tiles;
   };
 
@@ -37,7 +37,7 @@ class GetReader {
   const storage::AcquireResult result_;
   const v1::MissReason miss_reason_;
   size_t fragment_ = 0;  // being read
-  size_t sent_ = 0;      // of its tiles
+  size_t sent_ = 0;      // bytes of its tiles that were sent
   bool finished_ = false;
 };
 

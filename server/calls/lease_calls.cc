@@ -33,7 +33,8 @@ TokenTier TokenTierOf(Tier tier) {
   return TokenTier::kHost;
 }
 
-// Sends the process what it does not map of these fragments. False: it cannot read them.
+// Sends the process the slabs of these fragments that it does not map. Returns false if the process
+// cannot receive them.
 bool GrantSlabs(const CallContext& context, const Session& session, const KeyspaceId& keyspace,
                 const std::vector<storage::FragmentRef>& fragments) {
   if (session.slabs() == nullptr) return true;
@@ -107,7 +108,7 @@ class Acquisition {
       CountTokens({});
       return done_(absl::UnauthenticatedError("the session ended"));
     }
-    // The process may have died meanwhile, and what it had acquired has ended already.
+    // The process may have died meanwhile, and its leases have ended.
     if (session_->phase() == Session::Phase::kEnded) {
       context_.sessions.Release(*session_, result->lease);
       CountTokens({});

@@ -65,7 +65,7 @@ void Pin(const CallContext& context, TimePoint deadline, const v1::PinRequest& r
   if (context.cluster == nullptr || !waits) {
     return done(pin());
   }
-  // Leased until they are pinned, what was brought cannot go before.
+  // The pages are leased until they are pinned, so that they are not evicted before.
   AcquireAnywhere(
       context, MakeClusterRequest(*keyspace, *std::move(wanted), request),
       [context, pin, done = std::move(done)](const absl::StatusOr<storage::AcquireResult>& result) {

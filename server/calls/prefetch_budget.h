@@ -37,8 +37,8 @@ class PrefetchBudget {
 
   explicit PrefetchBudget(const Options& options) : options_(options) {}
 
-  // Null: as many as may be are under way, in all or of this tenant. Callers of no tenant ("")
-  // share what all may have.
+  // Returns null if the maximum of prefetches is in progress, for all callers or for this tenant.
+  // Callers without a tenant ("") use the total alone.
   std::unique_ptr<Place> Take(const std::string& tenant) {
     MutexLock lock(&mutex_);
     if (all_ >= options_.all_max) return nullptr;

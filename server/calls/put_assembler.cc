@@ -21,7 +21,7 @@ absl::StatusOr<bool> PutAssembler::Add(const v1::PutRequest& request) {
   }
   if (!request.header().empty()) CRUMB_RETURN_IF_ERROR(Begin(request.header()));
   const std::string& tiles = request.tiles();
-  if (tiles.empty() || tiles_bytes_ == 0) return false;  // of a fragment refused already
+  if (tiles.empty() || tiles_bytes_ == 0) return false;  // the fragment was refused already
   if (tiles.size() > tiles_bytes_ - received_) {
     Refuse(fmt::format("more than the {} tile bytes that the header says", tiles_bytes_));
     return false;

@@ -18,14 +18,15 @@ class PutAssembler {
  public:
   explicit PutAssembler(const CallContext& context) : context_(context) {}
 
-  // Takes the next message. True: a fragment is complete, call Commit before the next. An error
-  // ends the stream; what is wrong with one fragment only becomes its outcome.
+  // Adds the next message. Returns true if a fragment is complete; the caller must then call Commit
+  // before the next message. An error ends the stream. A fault of one fragment alone becomes the
+  // outcome of that fragment.
   absl::StatusOr<bool> Add(const v1::PutRequest& request);
 
   // CPU work.
   void Commit();
 
-  // After the last message: what became of each fragment.
+  // Returns the outcome of each fragment. REQUIRES: it is called after the last message.
   v1::PutResponse Finish();
 
  private:
@@ -38,7 +39,7 @@ class PutAssembler {
   std::shared_ptr<Keyspace> keyspace_;
   std::vector<std::byte> fragment_;  // tiles, then header
   size_t tiles_bytes_ = 0;           // 0: no fragment in progress
-  size_t received_ = 0;              // of tiles_bytes_
+  size_t received_ = 0;              // bytes of tiles_bytes_ that were received
   v1::PutResponse response_;
 };
 

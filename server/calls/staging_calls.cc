@@ -31,7 +31,7 @@ struct CommitWork {
   Done done;
   TimePoint queued_at;
   size_t next = 0;                      // piece
-  Duration storing = Duration::zero();  // in the steps so far
+  Duration storing = Duration::zero();  // duration of the steps so far
 };
 
 absl::StatusOr<std::shared_ptr<StagingArea>> StagingOf(const Session& session) {

@@ -15,8 +15,8 @@ absl::Status Reserve(const CallContext& context, const Session& session,
                      const v1::ReserveRequest& request, v1::ReserveResponse* response);
 
 // CommitHere says whether a Commit may copy and check on the calling thread. kIfSmall: it does if
-// the fragments have 2 MiB together at most, which is what the commit threads do for one tenant
-// before they serve the next. That saves waking another thread, and takes no place in
+// the fragments together have at most 2 MiB, the amount that the commit threads process for one
+// tenant before they serve the next. This saves waking another thread, and takes no place in
 // limits.commit_queue.
 enum class CommitHere : uint8_t { kNever, kIfSmall };
 
@@ -29,12 +29,12 @@ void Commit(const CallContext& context, const Session& session, const v1::Commit
 absl::Status Abort(const CallContext& context, const Session& session,
                    const v1::AbortRequest& request);
 
-// Takes back what a Reserve was granted whose response its caller does not get.
+// Releases the reservations of a Reserve whose response its caller does not get.
 void WithdrawReserve(const Session& session, const v1::ReserveRequest& request,
                      const v1::ReserveResponse& response);
 
-// One commit: checks what the keyspace demands and gives the fragment to the store. CPU work.
-// `why` is set when the outcome is REFUSED or NO_ROOM. `notices`, unless null, is notified once the
+// Commits one fragment: checks it against the keyspace and passes it to the store. CPU work only.
+// `why` is set if the outcome is REFUSED or NO_ROOM. `notices`, unless null, is notified when the
 // fragment is durable, also if another commit stored it.
 v1::CommitOutcome CommitFragment(const CallContext& context, const Keyspace& keyspace,
                                  std::span<const std::byte> fragment, uint32_t tiles_bytes,

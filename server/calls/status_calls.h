@@ -13,7 +13,7 @@ namespace crumb::server {
 struct NodeInfo {
   std::string id;
   std::string version;
-  std::string address;  // of gRPC over TCP, or the Unix socket
+  std::string address;  // address of gRPC over TCP, or the Unix socket
   TimePoint started;
 };
 

@@ -48,8 +48,9 @@ class Breaker {
   Counter opened_;
   mutable Mutex mutex_;
   State state_ ABSL_GUARDED_BY(mutex_) = State::kClosed;
-  std::array<int64_t, 2> failures_ ABSL_GUARDED_BY(mutex_) = {};  // in a row, by Of
-  TimePoint until_ ABSL_GUARDED_BY(mutex_);  // of kOpen, and of the probe of kHalfOpen
+  // Consecutive failures, indexed by Of.
+  std::array<int64_t, 2> failures_ ABSL_GUARDED_BY(mutex_) = {};
+  TimePoint until_ ABSL_GUARDED_BY(mutex_);  // end of kOpen, and of the probe of kHalfOpen
 };
 
 const char* BreakerStateName(Breaker::State state);

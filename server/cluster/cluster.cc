@@ -343,7 +343,8 @@ class RunningCluster final : public Cluster {
   Executor steps_;
   Executor blocking_;
   RemoteReader reader_;
-  PartyBudget push_pages_;  // that this node fetches for offers, by the node that offered them
+  // Pages that this node fetches for offers, counted for the node that offered them.
+  PartyBudget push_pages_;
   Pusher pusher_;
   Drain drain_;
   Reoffer reoffer_;
@@ -433,7 +434,7 @@ void RunningCluster::InstallView(const Membership::Nodes& nodes) {
                      .digest = 0});
   };
   for (const v1::NodeRecord& record : nodes.nodes) add(record);
-  // A node that joins finds what was pushed before it came through the view without it.
+  // The view without this node has the offers that were made before it joined.
   const v1::NodeRecord self = Self();
   const auto now = peers_.history().views().current;
   const bool alone = std::all_of(now->nodes.begin(), now->nodes.end(),

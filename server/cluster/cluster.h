@@ -34,7 +34,7 @@ class Cluster {
   struct Parts {
     ClusterOptions options;
     transport::TransportOptions transport;
-    TlsOptions tls;  // of gRPC among nodes
+    TlsOptions tls;  // TLS of gRPC among nodes
     std::string node_id;
     std::string version;
     ProtocolVersions versions;
@@ -75,9 +75,9 @@ class Cluster {
 
   virtual ~Cluster() = default;
 
-  // Publishes this node, whose gRPC others reach at `address`, and waits for start_deadline at most
-  // until it has received what was dropped while it was away. Pages of keyspaces from before the
-  // start are withheld until then (Withholding).
+  // Publishes this node, whose gRPC other nodes reach at `address`, and waits for at most
+  // start_deadline until it has received the drops that were made while it was down. Pages of
+  // keyspaces from before the start are withheld until then (Withholding).
   virtual absl::Status Join(const std::string& address) = 0;
   // Leaves, ends calls and fetches, joins threads. Before the store goes. Idempotent.
   virtual void Stop() = 0;

@@ -14,7 +14,7 @@ namespace crumb::server {
 // miss. Labels of crumb_push_dropped_pages_total.
 enum class PushDrop : uint8_t {
   kQueueFull,   // cluster.push_queue_pages
-  kAlone,       // as many were committed while no other node was in the view
+  kAlone,       // the limit was reached while no other node was in the view
   kUnplaced,    // no run could be found for it
   kUnread,      // draining: the store did not give it in time, or has not all of it
   kNodeGone,    // the home left, and so did those that took its place
@@ -24,7 +24,7 @@ enum class PushDrop : uint8_t {
   kBusy,        // the home was at a bound, or has no room
   kLate,        // the home could not fetch it in time
   kAbsent,      // this node did not have it any more, or could not be reached for it
-  kCorrupt,     // what the home fetched was damaged
+  kCorrupt,     // the page that the home fetched was damaged
   kGeneration,  // its keyspace was dropped
   kStopped,     // this node stopped first
 };
@@ -40,7 +40,7 @@ struct ClusterMetrics {
   Counter pulls_refused;          // over cluster.pulls_max
   Counter pulls_late;             // ended by the deadline
   Counter pull_acquires;          // PeerAcquire calls
-  Counter pull_acquire_failures;  // of them
+  Counter pull_acquire_failures;  // pull acquires that failed
   Counter pulled_pages;           // arrived and verified
   Counter pull_coalesced_pages;   // another request was fetching them already
   Counter pull_failed_pages;      // found but did not arrive
@@ -55,7 +55,7 @@ struct ClusterMetrics {
   Counter push_known_pages;                          // homes had them
   Counter push_noted_pages;                          // homes noted that this node has them
   Counter push_retried_pages;                        // an offer failed and is made again
-  std::array<Counter, kPushDropCount> push_dropped;  // by PushDrop
+  std::array<Counter, kPushDropCount> push_dropped;  // indexed by PushDrop
 
   // Serving other nodes.
   Counter served_acquires;
@@ -63,11 +63,12 @@ struct ClusterMetrics {
   Counter served_bytes;    // over gRPC; the transport counts its own
   Counter serve_refused;   // no session, or not its keyspace
   Counter received_pages;  // pushed to this node
-  // As a home of runs: the directory of holders.
-  Counter noted_pages;        // offered and not fetched
-  Counter referrals_given;    // runs that a node was referred to others for
-  Counter holders_forgotten;  // holders that lacked what a node was referred to them for
-  // Over what one other node may take of this one.
+  // The directory of holders, which this node has as a home of runs.
+  Counter noted_pages;      // offered and not fetched
+  Counter referrals_given;  // runs that a node was referred to others for
+  // Holders that lacked the pages that they were named for in a referral.
+  Counter holders_forgotten;
+  // Requests refused because one other node exceeded its limits.
   Counter peer_leases_refused;
   Counter peer_reads_refused;
   Counter peer_pushes_refused;
@@ -79,7 +80,7 @@ struct ClusterMetrics {
   Counter etcd_failures;
   Counter keyspace_merges;           // changes that came from other nodes
   Counter record_exchanges;          // PeerKeyspaces calls
-  Counter record_exchange_failures;  // of them, those of which nothing was taken over
+  Counter record_exchange_failures;  // exchanges of which no record was taken over
   Counter records_refused;           // keyspace records of other nodes that were not taken over
 };
 

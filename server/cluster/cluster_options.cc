@@ -10,7 +10,8 @@ namespace {
 constexpr int64_t kCountMax = int64_t{1} << 30;
 constexpr int64_t kThreadsMax = 64;
 constexpr int64_t kReplicasMax = 8;
-constexpr int64_t kPushPagesMin = 1024;  // of one offer at most: push_batch_pages of other nodes
+// Lower limit of one offer, which bounds push_batch_pages of other nodes.
+constexpr int64_t kPushPagesMin = 1024;
 constexpr int64_t kNodesMax = 65'536;
 // The shortest time that an etcd lease can be granted for, and that a watch can react to.
 constexpr Duration kTtlMin = std::chrono::seconds(1);

@@ -46,7 +46,7 @@ struct ClusterOptions {
   int64_t pulls_per_tenant_max = 192;
   int64_t pull_queue = 4096;
   int64_t pull_threads = 2;
-  std::string push = "always";  // or reused
+  std::string push = "always";  // "always" or "reused"
   int64_t push_queue_pages = 16'384;
   int64_t push_batch_pages = 64;
   int64_t pushes_max = 2;
@@ -57,9 +57,9 @@ struct ClusterOptions {
   int64_t reoffer_pages_per_second = 5000;
   int64_t peer_leases_max = 4096;
   int64_t peer_leases_per_node_max = 1024;
-  int64_t peer_lease_pages_max = 65'536;  // of one node
-  int64_t peer_reads_max = 1024;          // of one node
-  int64_t peer_push_pages_max = 2048;     // of one node
+  int64_t peer_lease_pages_max = 65'536;  // limit for one node
+  int64_t peer_reads_max = 1024;          // limit for one node
+  int64_t peer_push_pages_max = 2048;     // limit for one node
   Duration peer_lease = std::chrono::seconds(10);
   int64_t breaker_failures = 5;
   Duration breaker_open = std::chrono::seconds(2);

@@ -10,8 +10,8 @@
 namespace crumb::server {
 namespace {
 
-// Pause before the queue of offers, or what is still under way, is looked at again: short beside
-// the seconds that a drain takes.
+// Pause before the queue of offers, or the offers in progress, are checked again. It is short
+// compared with the seconds that a drain takes.
 constexpr auto kStep = std::chrono::milliseconds(20);
 // Longest time that a page takes from the SSD; a page that takes longer counts as unread.
 constexpr auto kReadDeadline = std::chrono::seconds(5);
@@ -49,7 +49,7 @@ void Drain::Run(const std::function<void()>& drained) {
   for (const auto& keyspace : keyspaces_.List()) {
     std::vector<PageKey> keys;
     store_.ForEachPage(keyspace->id, [&keys](const PageKey& key, Tier tier) {
-      // No other node can read what lies on a device.
+      // No other node can read pages on a device.
       if (tier != Tier::kDevice) keys.push_back(key);
     });
     total += keys.size();

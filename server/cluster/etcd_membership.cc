@@ -193,7 +193,7 @@ absl::Status EtcdMembership::RenewOnce(LeaseState* state) {
   if (publish) {
     {
       MutexLock lock(&mutex_);
-      publish_ = true;  // until it has worked
+      publish_ = true;  // tried again until it has succeeded
     }
     CRUMB_RETURN_IF_ERROR(Register(self, state->lease));
     MutexLock lock(&mutex_);
@@ -292,7 +292,7 @@ absl::Status EtcdMembership::StoreKeyspace(const v1::KeyspaceEntry& entry) {
 void EtcdMembership::WatchAll() {
   Duration retry = options_.retry_min;
   WatchState state;
-  bool logged = false;  // that it ended, since it last worked
+  bool logged = false;  // its end was logged since it last worked
   while (true) {
     const auto began = std::chrono::steady_clock::now();
     absl::Status ended = WatchOnce(&state);

@@ -66,8 +66,8 @@ class EtcdMembership final : public Membership {
   struct WatchState {
     // The argument of the latest `events_.withhold`.
     Withholding withheld = Withholding::kRecovered;
-    absl::Status taken;                           // of the latest changes: see NoteTaken
-    std::map<std::string, v1::NodeRecord> nodes;  // by key
+    absl::Status taken;                           // status of the latest changes (NoteTaken)
+    std::map<std::string, v1::NodeRecord> nodes;  // keyed by etcd's key
     bool seen = false;                            // `nodes` was filled once
     int64_t revision = 0;                         // etcd's newest that was read
     int64_t base = 0;  // added to revisions to make epochs, which must grow when etcd's shrink
@@ -132,14 +132,16 @@ class EtcdMembership final : public Membership {
   bool attempted_ ABSL_GUARDED_BY(mutex_) = false;  // a renewal has ended, with success or not
   bool publish_ ABSL_GUARDED_BY(mutex_) = true;
   State state_ ABSL_GUARDED_BY(mutex_) = State::kOk;
-  std::string trouble_ ABSL_GUARDED_BY(mutex_);     // while state_ is not kOk
-  TimePoint since_ ABSL_GUARDED_BY(mutex_);         // when state_ became what it is
+  std::string trouble_ ABSL_GUARDED_BY(mutex_);     // message of the failure; empty in kOk
+  TimePoint since_ ABSL_GUARDED_BY(mutex_);         // time at which state_ changed
   TimePoint failed_last_ ABSL_GUARDED_BY(mutex_);   // a renewal, or never
   bool forgotten_ ABSL_GUARDED_BY(mutex_) = false;  // keyspaces must be written to etcd again
   v1::NodeRecord self_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, Stored> keyspaces_ ABSL_GUARDED_BY(mutex_);  // by key, as etcd has them
+  // Keyed by etcd's key, as etcd has them.
+  std::map<std::string, Stored> keyspaces_ ABSL_GUARDED_BY(mutex_);
 
-  // A node did not take what was sent to it directly. Shared with calls under way.
+  // True if a node did not receive a record that was sent to it directly. Calls in progress share
+  // it.
   const std::shared_ptr<std::atomic<bool>> resend_ = std::make_shared<std::atomic<bool>>(false);
   const TimePoint started_ = Clock::Real().Now();
   Thread lease_thread_;  // crumb-members

@@ -47,7 +47,7 @@ void FindOperation::NoteHits(const std::shared_ptr<Peer>& peer, const std::vecto
 std::optional<FoundPages> FindOperation::Known(bool late) const {
   FoundPages found;
   std::map<std::string, uint32_t> numbers;
-  size_t index = 0;  // of the run that the page may belong to
+  size_t index = 0;  // the run that the page may belong to
   for (size_t page = 0; page < here_.size(); ++page) {
     if (here_[page]) {
       found.tiers.push_back(*here_[page]);

@@ -45,7 +45,7 @@ class FindOperation final : public HomeInquiry {
 
   const std::vector<std::optional<Tier>> here_;
   Done done_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Found> found_ ABSL_GUARDED_BY(mutex_);  // of each of runs_
+  std::vector<Found> found_ ABSL_GUARDED_BY(mutex_);  // [runs_] the best result of each run
   std::optional<storage::DeadlineTimer::Id> timer_ ABSL_GUARDED_BY(mutex_);
 };
 

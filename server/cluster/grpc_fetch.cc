@@ -20,7 +20,7 @@ class FetchAssembler {
     response_.pages.resize(request.pages.size());
   }
 
-  // False: the peer does not keep to the protocol; what came before stays.
+  // Adds a message. Returns false if the peer violates the protocol; pages received before stay.
   bool Add(const v1::PeerReadResponse& message) {
     if (message.page() >= request_.pages.size()) return false;
     if (message.status() != static_cast<uint32_t>(PageStatus::kHit)) {
@@ -30,7 +30,7 @@ class FetchAssembler {
       return true;
     }
     if (!message.header().empty() && !Begin(message)) return true;
-    if (!open_ || message.page() != page_) return true;  // of a page that is lost already
+    if (!open_ || message.page() != page_) return true;  // its page is lost already
     return Fill(message.data());
   }
 

@@ -21,7 +21,7 @@ void HomeInquiry::Inquire(bool counted) {
       pages.push_back(run.pages);
     }
   }
-  std::vector<ReferralTrail> own;  // of runs that this node is a home of itself
+  std::vector<ReferralTrail> own;  // runs that this node is a home of itself
   for (size_t run = 0; run < names.size(); ++run) {
     auto referral = OwnReferral(context_, request_, names[run], pages[run], counted);
     if (referral) own.push_back({run, nullptr, referral->pages, std::move(referral->nodes), {}});

@@ -32,7 +32,7 @@ class HomeInquiry : public std::enable_shared_from_this<HomeInquiry> {
     PageKey key;
     std::vector<size_t> pages;  // indices into request_.keys
     size_t outstanding = 0;     // homes without a response yet, and referrals that are followed
-    MissReason reason = MissReason::kAbsent;  // of the first page that is no hit
+    MissReason reason = MissReason::kAbsent;  // why the first page without a hit is missing
   };
 
   // `steps`: the executor that handles responses; null: they are handled on the thread that brings

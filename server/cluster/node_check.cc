@@ -44,7 +44,7 @@ std::vector<v1::NodeRecord> UsableNodes(const v1::NodeRecord& self,
                                         const std::vector<v1::NodeRecord>& nodes,
                                         std::vector<std::string>* refused) {
   std::vector<v1::NodeRecord> usable;
-  std::map<std::string, std::string> address_of;  // by id
+  std::map<std::string, std::string> address_of;  // keyed by node id
   for (const v1::NodeRecord& node : nodes) {
     if (node.id() == self.id() && node.incarnation() == self.incarnation()) continue;
     const absl::Status fits = CheckNode(self, node);

@@ -10,8 +10,9 @@
 
 namespace crumb::server {
 
-// kFailedPrecondition, saying why and what to do, when the two nodes cannot work together: another
-// cluster, no wire version in common, other page tiles, one id for two nodes.
+// Checks whether two nodes can work together. kFailedPrecondition if they are of different
+// clusters, have no wire version in common, have different page tiles, or have one id; the message
+// names the reason and the remedy.
 absl::Status CheckNode(const v1::NodeRecord& self, const v1::NodeRecord& other);
 
 // Leaves those out that cannot work with `self`, and of two with one id the later one. Each of them

@@ -64,7 +64,7 @@ absl::StatusOr<FragmentHeader> JoinHeaders(const std::vector<transport::FetchedF
   return joined;
 }
 
-// One transport::FetchRequest and what becomes of its pages.
+// One transport::FetchRequest and the outcome of its pages.
 class Fetching : public std::enable_shared_from_this<Fetching> {
  public:
   using Slots = std::vector<std::shared_ptr<storage::IncomingSlot>>;

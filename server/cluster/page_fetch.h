@@ -19,7 +19,7 @@ struct PageFetch {
   TimePoint deadline;
   storage::Received received = storage::Received::kCopy;
   std::vector<PageKey> keys;
-  std::vector<uint32_t> tile_bytes;  // of each
+  std::vector<uint32_t> tile_bytes;  // tile size of each page
   std::vector<size_t> names;         // identify each page in calls of `settled`
   std::vector<PageKey> runs = {};    // first page of each one's run, zeros if unknown; or empty
 };

@@ -148,9 +148,9 @@ absl::StatusOr<std::vector<storage::AcquireRequest>> RunsOf(const PeerCallContex
   return runs;
 }
 
-// Forgets holders that the caller found to lack what it was referred to them for.
-// kInvalidArgument: the request names a run that it does not have, or more holders of one than a
-// referral names.
+// Removes holders from the directory that the caller found to lack pages of a referral.
+// kInvalidArgument: the request names a run that it does not have, or more holders of one run than
+// a referral names.
 absl::Status NoteShortfalls(const PeerCallContext& context, const v1::PeerAcquireRequest& request,
                             const std::vector<storage::AcquireRequest>& runs) {
   std::vector<size_t> nodes(runs.size(), 0);

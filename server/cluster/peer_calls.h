@@ -30,13 +30,14 @@ struct PeerCallContext {
   PeerSessions& sessions;
   PeerLeases& leases;
   RemoteReader& reader;
-  PartyBudget& push_pages;  // that are being fetched, by the node that offered them
+  // Pages that this node fetches for offers, counted for the node that offered them.
+  PartyBudget& push_pages;
   HolderDirectory& holders;
   ClusterMetrics& metrics;
   PushPolicy push_policy;
   Duration push_deadline;
   size_t keys_max;
-  size_t record_page_bytes;  // of records in one PeerKeyspaces response
+  size_t record_page_bytes;  // limit of the records in one PeerKeyspaces response
   std::function<v1::NodeRecord()> self;
   // Takes over another node's records of keyspaces, on a thread that may block, then calls back
   // with an error if some of it is not in force.

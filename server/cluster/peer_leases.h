@@ -20,8 +20,8 @@ namespace crumb::server {
 class PeerLeases {
  public:
   struct Bounds {
-    size_t leases_max = 4096;           // of all nodes
-    size_t leases_per_node_max = 1024;  // of each
+    size_t leases_max = 4096;           // limit for all nodes together
+    size_t leases_per_node_max = 1024;  // limit for one node
     size_t pages_per_node_max = 65'536;
   };
 
@@ -59,7 +59,7 @@ class PeerLeases {
   mutable Mutex mutex_;
   uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
   std::unordered_map<uint64_t, Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  std::unordered_map<std::string, Held> held_ ABSL_GUARDED_BY(mutex_);  // by node
+  std::unordered_map<std::string, Held> held_ ABSL_GUARDED_BY(mutex_);  // keyed by node
 };
 
 }  // namespace crumb::server

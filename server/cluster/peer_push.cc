@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// PeerPush: what a home does with pages that another node offers.
+// PeerPush: the home's handling of pages that another node offers.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -20,7 +20,7 @@ constexpr int kResponseFraction = 8;
 // An offer whose fields were checked.
 struct CheckedOffer {
   OfferedPages pages;              // those that are to be fetched; their keys are distinct
-  std::vector<uint32_t> indices;   // of each of them among the request's keys
+  std::vector<uint32_t> indices;   // index of each page in the request's keys
   std::vector<OfferedPages> rest;  // parts of the same pages that other nodes hold
   uint32_t noted = 0;              // pages that are not here, and are not to be fetched
 };

@@ -13,7 +13,7 @@
 
 namespace crumb::server {
 
-// The nodes of both views as peers, and who is home of what. Thread-safe.
+// The nodes of both views as peers, and the homes of runs. Thread-safe.
 class PeerTable {
  public:
   using Peers = std::vector<std::shared_ptr<Peer>>;

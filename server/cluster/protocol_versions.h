@@ -17,8 +17,8 @@ inline constexpr uint32_t kWireMax = 1;
 struct ProtocolVersions {
   uint32_t wire_min = kWireMin;
   uint32_t wire_max = kWireMax;
-  uint32_t layout_id = FragmentHeader().layout_id;  // of page tiles
-  transport::FrameVersions frames = {};             // of UCX; sent in its hellos
+  uint32_t layout_id = FragmentHeader().layout_id;  // layout of page tiles
+  transport::FrameVersions frames = {};             // versions of UCX frames; sent in its hellos
 };
 
 }  // namespace crumb::server

@@ -44,13 +44,13 @@ class PullOperation final : public HomeInquiry {
   void NoteHits(const std::shared_ptr<Peer>& peer, const std::vector<size_t>& runs,
                 const v1::PeerAcquireResponse& response) override
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Not for runs that a node has all of by now, nor when the request is over.
+  // Returns false for runs that are fetched from a node already, and after the request has ended.
   bool Wants(size_t run) const override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return done_ != nullptr && !sources_[run].fetching;
   }
-  // Fetches what is known of `runs`.
+  // Starts the fetches that are possible now for `runs`.
   void Progress(const std::vector<size_t>& runs) override;
-  // Takes what can be fetched now out of `runs`.
+  // Removes from `runs` the fetches that can start now, and returns them.
   std::vector<PageFetch> TakeFetches(const std::vector<size_t>& runs,
                                      std::vector<std::shared_ptr<Lease>>* leases)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -62,7 +62,7 @@ class PullOperation final : public HomeInquiry {
   void Land();
 
   Done done_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Source> sources_ ABSL_GUARDED_BY(mutex_);  // of each of runs_
+  std::vector<Source> sources_ ABSL_GUARDED_BY(mutex_);  // [runs_] the source of each run
   std::vector<PageState> states_ ABSL_GUARDED_BY(mutex_);
   std::vector<MissReason> reasons_ ABSL_GUARDED_BY(mutex_);
   std::vector<bool> own_ ABSL_GUARDED_BY(mutex_);

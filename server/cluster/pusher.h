@@ -22,11 +22,12 @@
 
 namespace crumb::server {
 
-// Offers committed pages to their homes, which fetch what they lack. In the background, in batches,
-// a few at a time to each node. An offer that fails is made again, after growing pauses and to the
-// homes of the view that is newest then; what a home has not taken after that, and what does not
-// fit in the queue, is dropped and counted by its reason: the page is here, and a home that lacks
-// it costs a miss. Pages committed while no other node is in the view wait for one.
+// Offers committed pages to their homes, which fetch those that they lack. Offers are made in the
+// background, in batches, a few at a time to each node. An offer that fails is made again, after
+// growing pauses and to the homes of the newest view. Pages that no home has taken after that, and
+// pages that do not fit in the queue, are dropped and counted by reason; such a page stays on this
+// node, and a home that lacks it costs a miss. Pages committed while no other node is in the view
+// wait for one.
 //
 // Copies are offered to homes, too: pages that this node read from others, and pages that the
 // directory of a new home may not list. A home fetches none of them; it refers other nodes to this
@@ -36,10 +37,10 @@ class Pusher {
   struct Options {
     size_t queue_pages = 16'384;
     size_t batch_pages = 64;
-    int64_t pushes_max = 2;  // to one node at once
+    int64_t pushes_max = 2;  // limit of offers to one node at one time
     Duration deadline = std::chrono::seconds(10);
     int64_t attempts = 5;                          // offers of a page to a home
-    Duration retry_min = std::chrono::seconds(1);  // before the second one; doubles
+    Duration retry_min = std::chrono::seconds(1);  // pause before the second attempt; doubles
   };
 
   // The references must outlive this.
@@ -60,18 +61,18 @@ class Pusher {
   // The newest view is another one: pages that waited for other nodes may have homes now.
   void ViewChanged();
 
-  // From now on homes fetch what they are offered, because this node leaves.
+  // Requests that homes fetch all offered pages from now on, because this node leaves.
   void SetLeaving() { leaving_ = true; }
 
   // Waits until something has left a full queue, Stop was called, or `deadline`.
   void WaitForRoom(TimePoint deadline);
-  // The same for the half of the queue that copies may take. Returns whether there is room.
+  // Does the same for the half of the queue that copies may use. Returns whether there is room.
   bool WaitForRoomForCopies(TimePoint deadline);
   // Pages queued, offered without a response yet, or to be offered again; without those that wait
   // for another node.
   size_t pending() const;
 
-  // Drops what is queued and waits for offers under way. Idempotent.
+  // Drops the queue and waits for offers in progress. Idempotent.
   void Stop();
 
  private:
@@ -83,11 +84,11 @@ class Pusher {
     TileRange range;
     uint32_t tile_bytes = 0;
     bool note_only = false;  // the home fetches nothing
-    int64_t attempts = 0;    // that failed
+    int64_t attempts = 0;    // failed attempts
   };
   // A fragment that was not routed yet.
   struct Fresh {
-    FragmentHeader header;  // without sums
+    FragmentHeader header;  // header without checksums
     PageKey run;            // zeros: to be found
     bool note_only = false;
   };
@@ -96,14 +97,14 @@ class Pusher {
     int64_t under_way = 0;
   };
   struct Retry {
-    std::string node;  // that did not take it; empty: any
+    std::string node;  // the node that did not take the item; empty: any
     Item item;
   };
   // The thread's next task.
   struct Work {
     std::deque<Fresh> fresh;
     std::vector<Retry> again;
-    std::set<std::string> nodes;  // that may have more
+    std::set<std::string> nodes;  // nodes that may have more items
   };
 
   void Run();
@@ -114,7 +115,7 @@ class Pusher {
   void RouteAgain(const Retry& retry);
   void Append(const std::string& node, const Item& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Hold(Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Starts offers to `node` while it may have more.
+  // Starts offers to `node` as long as its limit of offers allows.
   void Pump(const std::string& node);
   std::vector<Item> TakeBatch(Outgoing& outgoing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   v1::PeerPushRequest RequestOf(const std::vector<Item>& batch,
@@ -125,7 +126,7 @@ class Pusher {
                     const absl::StatusOr<v1::PeerPushResponse>& response);
   void NoteTaken(const std::string& node, const std::vector<Item>& batch,
                  const v1::PeerPushResponse& response);
-  // An offer to `node` failed: again later, or not.
+  // Handles an item that was offered to `node` in vain: schedules another attempt or drops it.
   void Fail(const std::string& node, const Item& item, PushDrop reason);
   void Drop(PushDrop reason, size_t pages);
   size_t Waiting() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -145,11 +146,13 @@ class Pusher {
   mutable Mutex mutex_;
   CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::deque<Fresh> queue_ ABSL_GUARDED_BY(mutex_);  // not routed yet
+  std::deque<Fresh> queue_ ABSL_GUARDED_BY(mutex_);  // fragments to be routed
   size_t routing_ ABSL_GUARDED_BY(mutex_) = 0;       // items of the thread's work
   std::map<std::string, Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);
-  std::multimap<TimePoint, Retry> retries_ ABSL_GUARDED_BY(mutex_);  // by when they are due
-  std::deque<Item> held_ ABSL_GUARDED_BY(mutex_);        // without another node in the view
+  // Keyed by the time of the next attempt.
+  std::multimap<TimePoint, Retry> retries_ ABSL_GUARDED_BY(mutex_);
+  // Items that wait until another node is in the view.
+  std::deque<Item> held_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> ready_ ABSL_GUARDED_BY(mutex_);  // nodes that responded to an offer
   size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;           // items of all nodes, and retries
   size_t under_way_ ABSL_GUARDED_BY(mutex_) = 0;         // pages offered

@@ -23,9 +23,9 @@ namespace crumb::server {
 // The requests for one run that follow from one referral.
 struct ReferralTrail {
   size_t run = 0;                  // index into the operation's runs
-  std::shared_ptr<Peer> home;      // that referred; null: this node is the home
+  std::shared_ptr<Peer> home;      // the home that referred; null: this node is the home
   size_t pages = 0;                // leading pages that the nodes should have
-  std::vector<std::string> nodes;  // that no request was sent to yet, the best first
+  std::vector<std::string> nodes;  // nodes that no request was sent to yet, the best first
   // Nodes that returned fewer pages, and how many they have.
   std::vector<std::pair<std::string, size_t>> lacking;
 };

@@ -36,15 +36,15 @@ struct PullRequest {
 
 struct PullResult {
   size_t pages = 0;                            // leading keys that are in host memory now
-  MissReason miss_reason = MissReason::kNone;  // of the next one
+  MissReason miss_reason = MissReason::kNone;  // why the next page is missing
 };
 
 // The tiers and nodes where pages were found.
 struct FoundPages {
-  std::vector<Tier> tiers;           // of the leading keys; kRemote: on another node
+  std::vector<Tier> tiers;           // [leading keys] kRemote: on another node
   std::vector<std::string> nodes;    // ids
-  std::vector<uint32_t> page_nodes;  // of each page at kRemote, in order: index into `nodes`
-  MissReason miss_reason = MissReason::kNone;  // of the next page
+  std::vector<uint32_t> page_nodes;  // index into `nodes` of each page at kRemote, in order
+  MissReason miss_reason = MissReason::kNone;  // why the next page is missing
 };
 
 // Pages that a node offered to this one. In no order; each for itself.
@@ -52,7 +52,7 @@ struct OfferedPages {
   std::shared_ptr<Peer> from;
   std::shared_ptr<Keyspace> keyspace;
   std::vector<PageKey> keys;
-  std::vector<uint32_t> tile_bytes;  // of each
+  std::vector<uint32_t> tile_bytes;  // tile size of each page
   TileRange range;
   transport::SessionToken session{};
   TimePoint deadline;
@@ -95,7 +95,7 @@ class RemoteReader {
   // `done` once, likewise.
   void Find(PullRequest request, std::function<void(FoundPages)> done);
 
-  // Fetches what was offered. `reasons[i]` is why keys[i] is missing; kNone: it is here.
+  // Fetches offered pages. `reasons[i]` says why keys[i] is missing; kNone if this node has it.
   using Taken = std::function<void(const std::vector<MissReason>& reasons)>;
   void Take(OfferedPages offered, Taken done);
 

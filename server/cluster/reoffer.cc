@@ -114,7 +114,7 @@ bool Reoffer::Walk(const Nodes& now) {
   for (const auto& keyspace : parts_.keyspaces.List()) {
     std::vector<PageKey> keys;
     parts_.store.ForEachPage(keyspace->id, [&keys](const PageKey& key, Tier tier) {
-      // No other node can read what lies on a device.
+      // No other node can read pages on a device.
       if (tier != Tier::kDevice) keys.push_back(key);
     });
     for (const PageKey& key : keys) {

@@ -22,9 +22,9 @@ namespace crumb::server {
 // new, processes whose directory was lost in a restart, and nodes that became homes because another
 // one came or left. Homes receive keys, 32 bytes a page; they fetch nothing.
 //
-// On a thread of its own, which walks all pages after each change of the nodes, at most
-// `pages_per_second`. A walk that ends has sent every page to the homes of its view; the next one
-// sends what has changed since. What is committed during a walk is offered by the Pusher.
+// Runs on its own thread, which walks all pages after each change of the nodes, at most
+// `pages_per_second`. A walk that ends has sent every page to the homes of its view; the next walk
+// sends the difference. Pages that are committed during a walk are offered by the Pusher.
 // Thread-safe.
 class Reoffer {
  public:
@@ -69,7 +69,7 @@ class Reoffer {
   std::vector<std::string> NewHomesOf(const Nodes& now, const PageKey& run) const;
 
   const Parts parts_;
-  Nodes sent_;  // of the last walk that ended; only the thread uses it
+  Nodes sent_;  // nodes of the last walk that ended; only the thread uses it
 
   mutable Mutex mutex_;
   CondVar changed_;

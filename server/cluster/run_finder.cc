@@ -56,7 +56,7 @@ bool RunFinder::TakeStep() {
 }
 
 std::optional<RunFinder::Place> RunFinder::FromRoot(const FragmentHeader& header) {
-  std::vector<PageKey> chain = {header.key};  // from the page towards the root
+  std::vector<PageKey> chain = {header.key};  // keys from the page towards the root
   PageKey next = header.parent;
   // Brent's search for a ring: `mark` is the page that the walk stood at when its length was last a
   // power of two, so a ring leads back to it within twice the length of stem and ring.

@@ -14,15 +14,15 @@
 
 namespace crumb::server {
 
-// Finds the page that begins a page's run, from the position in its header and the chain of
-// parents. Remembers what it found for as many pages as it may.
+// Finds the first page of a page's run, from the position in the page's header and the chain of
+// parents. Caches the results for a bounded number of pages.
 //
-// Parents are what writers say, so they may form a ring or a chain without an end. A step is one
-// look at a page's parent in the store. A header with a position takes 31 steps at most. One
-// without leads to the root: the walk stops at the first page whose place is known, remembers the
-// place of every page on its way, and takes its steps out of a common credit, which each page that
-// is looked up raises by kRunPages up to kWalkStepsMax. n pages therefore never take more than
-// n * kRunPages + kWalkStepsMax steps. A ring has no root; its pages have no run. Thread-safe.
+// Writers choose the parents, so these may form a ring or an endless chain. A step is one read of a
+// page's parent in the store. A header with a position takes at most 31 steps. Without a position,
+// the walk goes towards the root: it stops at the first page whose place is cached, caches the
+// place of every page on its way, and takes its steps from a common credit, which each page that is
+// looked up raises by kRunPages up to kWalkStepsMax. So n pages take at most n * kRunPages +
+// kWalkStepsMax steps. A ring has no root; its pages have no run. Thread-safe.
 class RunFinder {
  public:
   // Steps of one walk to the root: a context of 524,288 tokens.
@@ -32,8 +32,8 @@ class RunFinder {
   RunFinder(const storage::TieredStore& store, size_t pages_max)
       : store_(store), pages_max_(pages_max) {}
 
-  // None when an ancestor that it takes is not here, or cannot be reached within the credit of
-  // steps. Does not block.
+  // Returns none if an ancestor on the way is not on this node, or is beyond the credit of steps.
+  // Does not block.
   std::optional<PageKey> Find(const FragmentHeader& header);
 
  private:

@@ -27,10 +27,9 @@ namespace crumb::server {
 // Pages are withheld (Events::withhold) while a drop may have been missed:
 //   - kRecovered, before the records of any usable node were taken over, unless no node of the list
 //     is usable although each has responded (then this node is alone) or `serve_unsynced` is set;
-//   - kEverything, while a usable node goes on responding to hellos, and an exchange with it
-//   failed,
-//     or this node was not in sync with it for `unsynced_after`. A silent node does not count: it
-//     is dead or cut off, and both sides of a partition serve what they hold.
+//   - kEverything, while a usable node still responds to hellos, but an exchange with it failed or
+//     this node was not in sync with it for `unsynced_after`. A silent node does not count: it is
+//     dead or unreachable, and both sides of a partition serve the pages that they hold.
 class StaticMembership final : public Membership {
  public:
   struct Options {
@@ -62,28 +61,28 @@ class StaticMembership final : public Membership {
 
   struct Entry {
     std::shared_ptr<v1::PeerService::Stub> stub;
-    v1::NodeRecord record;  // without id: the node has not responded yet
+    v1::NodeRecord record;  // record without an id as long as the node has not responded
     TimePoint last_hello;   // time of the latest response
     TimePoint next_hello;
     bool under_way = false;  // a hello is
     bool replied = false;    // a hello has ended, with a response or an error
 
     // Keyspace records.
-    bool exchanging = false;  // until the response was taken over
+    bool exchanging = false;  // true until the response was taken over
     TimePoint next_exchange;
     uint64_t their_version = 0;  // their latest change, as their last hello says
     uint64_t their_seen = 0;     // their change up to which this node has taken over
     uint64_t own_sent = 0;       // this node's change up to which they have its records
-    uint64_t target = 0;         // what `their_version` was at `behind_since`
+    uint64_t target = 0;         // `their_version` at the time of `behind_since`
     TimePoint behind_since;      // this node has not reached `target` since
-    absl::Status failure;        // of the latest exchange
-    TimePoint failed_at;         // not OK: when the first of the failures in a row was
+    absl::Status failure;        // failure of the latest exchange
+    TimePoint failed_at;  // time of the first of the consecutive failures, if `failure` is not OK
     bool behind() const { return their_seen < their_version; }
   };
   // An exchange's response that waits for the membership's thread.
   struct Arrived {
     std::string address;
-    uint64_t their_version = 0;  // at the time of the request
+    uint64_t their_version = 0;  // version at the time of the request
     uint64_t own_next = 0;
     Exchanged response;
   };
@@ -96,8 +95,8 @@ class StaticMembership final : public Membership {
     std::string reported;  // the arguments of the latest `nodes`, to notice changes
   };
 
-  // The membership's thread: sends hellos and exchanges each heartbeat, or when woken, and handles
-  // what arrived.
+  // Runs on the membership's thread: sends hellos and exchanges on each heartbeat, or when woken,
+  // and handles the responses.
   void Run();
   void Wake();
   // Sends the hellos that are due.
@@ -134,7 +133,7 @@ class StaticMembership final : public Membership {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
   bool synced_ ABSL_GUARDED_BY(mutex_) = false;
-  bool synced_once_ ABSL_GUARDED_BY(mutex_) = false;  // with a node, or this node is alone
+  bool synced_once_ ABSL_GUARDED_BY(mutex_) = false;  // synced with a node, or this node is alone
   std::string trouble_ ABSL_GUARDED_BY(mutex_);       // why pages are withheld
   size_t unsynced_ ABSL_GUARDED_BY(mutex_) = 0;       // nodes that WhyUnsynced names
   v1::NodeRecord self_ ABSL_GUARDED_BY(mutex_);

@@ -28,8 +28,8 @@ class ViewHistory {
 
   ViewHistory();
 
-  // Makes `nodes` the newest view, unless they are what it is already or it is empty no more and
-  // `epoch` is older. True: it changed.
+  // Makes `nodes` the newest view. Returns false, and does not, if it has the same nodes already,
+  // or if it is not empty and `epoch` is older than its epoch.
   bool Install(uint64_t epoch, std::vector<PlacementNode> nodes);
 
   Views views() const;

@@ -45,9 +45,10 @@ using crumb::storage::HandedOverMemory;
 
 // The takeover listener sends this signal to the main thread when a successor requests a takeover.
 constexpr int kSuccessorSignal = SIGUSR2;
-// How long a successor waits for the memory beside what stopping may take; how long this one waits
-// for a successor that recovers the SSD folder; for the end of a predecessor after ConfirmTakeover;
-// and for one that was killed.
+// Limits of waits during a takeover: of the successor for memory, in addition to the time that the
+// predecessor may take to stop; of the predecessor for a successor that recovers the SSD folder; of
+// the successor for the predecessor's end after ConfirmTakeover; and for a predecessor that was
+// killed.
 constexpr auto kHandOverWait = std::chrono::seconds(60);
 constexpr auto kSuccessorWait = std::chrono::minutes(15);
 constexpr auto kEndWait = std::chrono::seconds(30);
@@ -96,7 +97,8 @@ absl::Status ReadOptions(const std::string& path, Options& options) {
   return options.Validate();
 }
 
-// Says that the configuration is valid, and, when `here`, whether this machine has what it names.
+// Reports whether the configuration is valid and, if `here`, whether this machine has the resources
+// that it names.
 int Check(const Options& options, bool here) {
   if (here) {
     const absl::Status usable = CheckListeners(options);
@@ -145,7 +147,7 @@ DaemonOr StartWith(const Options& options, std::unique_ptr<HandedOverMemory> mem
 // Starts with the memory of the crumbd that runs, which ends when this one serves, and goes on when
 // it does not. Without one, or when it dies meanwhile, starts without.
 DaemonOr StartInPlaceOfAnother(const Options& options) {
-  // Checks what can be known before the other process stops.
+  // Checks that can be made while the other process is still running.
   const auto fits = CheckMemory(options.store.host, crumb::server::ReadMemoryFacts(""));
   if (!fits.ok()) return fits.status();
   const auto descriptors = CheckDescriptors(crumb::server::DescriptorNeedsOf(options));

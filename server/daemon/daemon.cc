@@ -45,9 +45,12 @@
 namespace crumb::server {
 namespace {
 
-constexpr Duration kGrowthInterval = std::chrono::milliseconds(250);  // between looks at memory
-constexpr Duration kHeapTrimInterval = std::chrono::seconds(10);      // between looks at the heap
-constexpr uint64_t kHeapTrimBytesMin = uint64_t{32} << 20;  // of the heap; less is not worth it
+// Pause between two growths of host memory.
+constexpr Duration kGrowthInterval = std::chrono::milliseconds(250);
+// Pause between two checks of the heap.
+constexpr Duration kHeapTrimInterval = std::chrono::seconds(10);
+// Smallest amount of freed heap that is worth a trim.
+constexpr uint64_t kHeapTrimBytesMin = uint64_t{32} << 20;
 
 uint64_t FreeHostBytes() { return MemoryRoom(ReadMemoryFacts("")); }
 
@@ -82,7 +85,7 @@ class RunningDaemon : public Daemon {
     for (const std::string& line : needs) LogInfo("{}", line);
     CRUMB_ASSIGN_OR_RETURN(const auto descriptors, CheckDescriptors(DescriptorNeedsOf(options_)));
     for (const std::string& line : descriptors) LogInfo("{}", line);
-    std::remove(options_.listen.endpoints_file.c_str());  // of one that was killed
+    std::remove(options_.listen.endpoints_file.c_str());  // a crumbd that was killed left it
     CRUMB_RETURN_IF_ERROR(StartAdmin());  // first: it reports that crumbd is not ready yet
     CRUMB_RETURN_IF_ERROR(RecoverStore(open_store, std::move(handed_over)));
     CRUMB_RETURN_IF_ERROR(OpenContext());
@@ -114,7 +117,7 @@ class RunningDaemon : public Daemon {
     if (calls_ != nullptr) calls_->Stop();
     if (staging_calls_ != nullptr) staging_calls_->Stop();
     if (grpc_ != nullptr) grpc_->Stop(options_.stop_grace);
-    fd_listener_.reset();  // behind the calls, which wake it
+    fd_listener_.reset();  // its calls wake it, so they end first
     if (cluster_ != nullptr) cluster_->Stop();
     if (commits_ != nullptr) commits_->Stop();
     if (control_ != nullptr) control_->Stop();
@@ -131,7 +134,8 @@ class RunningDaemon : public Daemon {
 
   absl::StatusOr<storage::HandedOverMemory> HandOver() override {
     if (store_ == nullptr) return absl::FailedPreconditionError("crumbd has no store");
-    const absl::Status stopped = Stop(Duration::zero());  // the successor writes what is queued
+    // The successor writes the queued fragments.
+    const absl::Status stopped = Stop(Duration::zero());
     if (!stopped.ok()) LogWarning("stopping for a successor: {}", stopped.ToString());
     return store_->HandOver();
   }
@@ -324,7 +328,8 @@ class RunningDaemon : public Daemon {
     // A start that failed before this one leaves the file as it was.
     CRUMB_RETURN_IF_ERROR(WriteEpochs(EpochsFile(), epochs_));
     CRUMB_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(options_.listen, *context_, node_));
-    // Before the first session: what was dropped while this node was away is not served.
+    // This happens before the first session, so that pages that were dropped meanwhile are not
+    // served.
     if (cluster_ != nullptr) CRUMB_RETURN_IF_ERROR(cluster_->Join(grpc_->tcp_address()));
     // A tenant's token comes with each call, and may be withdrawn.
     if (tenants_ == nullptr) {

@@ -39,8 +39,8 @@ class Daemon {
 
   virtual Endpoints endpoints() const = 0;
 
-  // Reads tenants.file again, if it has changed or `always`; what is wrong with it is logged and
-  // leaves everything as it was. Looks when certificates end. Blocks.
+  // Reads tenants.file again if it has changed or if `always`. A fault of the file is logged and
+  // leaves the tenants unchanged. Also checks when certificates end. Blocks.
   virtual void Reload(bool always) = 0;
 
   // Refuses new calls, waits for those in progress and for queued writes, within the grace of the

@@ -44,8 +44,8 @@ DescriptorNeeds DescriptorNeedsOf(const Options& options) {
   const uint64_t handles = static_cast<uint64_t>(options.device_pools.pools_max) *
                            static_cast<uint64_t>(options.device_pools.handles_max);
   const auto budget = static_cast<uint64_t>(options.device_pools.descriptors_max);
-  // With descriptors_max 0 device pools take at most half of the limit, whatever it is, so the
-  // limit has to be twice what the rest needs.
+  // With descriptors_max 0, device pools take at most half of the limit, so the limit must be twice
+  // the need of everything else.
   needs.pool_handles =
       std::min(handles, budget > 0 ? budget : needs.certain() + needs.sessions + needs.connections);
   return needs;

@@ -10,7 +10,7 @@
 namespace crumb::server {
 namespace {
 
-// One step, so that what is free is looked at again before the next.
+// Bytes of one step. Free memory is checked again before the next one.
 constexpr uint64_t kStepBytes = uint64_t{256} << 20;
 constexpr uint64_t kStepBytesMin = uint64_t{1} << 20;
 

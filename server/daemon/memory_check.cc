@@ -57,7 +57,7 @@ void ReadMeminfo(const std::string& path, MemoryFacts& facts) {
   }
 }
 
-// Names of one version's files and of what its statistics call file cache.
+// File names of one version, and the name of the file cache in its statistics.
 struct ControlFiles {
   const char* limit;
   const char* usage;

@@ -42,7 +42,7 @@ struct Options {
 
   void Visit(ConfigVisitor& visitor);
 
-  // Fills in what other fields imply. Call once, after reading.
+  // Fills in fields that follow from other fields. REQUIRES: it is called once, after reading.
   void Complete();
 
   // kInvalidArgument naming key and bound.

@@ -78,7 +78,10 @@ absl::StatusOr<storage::HostImage> ReadImage(int fd, uint64_t bytes) {
   const int seals = ::fcntl(fd, F_GET_SEALS);
   if (::fstat(fd, &status) != 0 || static_cast<uint64_t>(status.st_size) != bytes || bytes == 0 ||
       seals < 0 || (seals & F_SEAL_SHRINK) == 0 || (seals & F_SEAL_WRITE) == 0) {
-    return absl::DataLossError("the image of host memory is no sealed file of its size");
+    return absl::DataLossError(
+        fmt::format("the predecessor's image of host memory must be a sealed file of {} bytes, and "
+                    "is not: the memory is not taken over",
+                    bytes));
   }
   CRUMB_ASSIGN_OR_RETURN(const Mapping mapping, Mapping::Of(fd, bytes, Mapping::Access::kReadOnly));
   return storage::DecodeHostImage(mapping.bytes());
@@ -88,7 +91,9 @@ absl::StatusOr<std::unique_ptr<storage::HandedOverMemory>> ReceiveMemory(int soc
   CRUMB_ASSIGN_OR_RETURN(FdMessage first, Receive(socket, "waiting for the memory"));
   v1::TakeoverMemory announced;
   if (!announced.ParseFromString(first.bytes)) {
-    return absl::DataLossError("the memory's announcement is none");
+    return absl::DataLossError(
+        "the predecessor's announcement of its memory is malformed: its version may not support a "
+        "takeover by this one; stop it and start crumbd without --takeover");
   }
   const size_t expected = size_t{announced.slabs()} + 1;
   while (first.fds.size() < expected) {
@@ -104,7 +109,10 @@ absl::StatusOr<std::unique_ptr<storage::HandedOverMemory>> ReceiveMemory(int soc
   CRUMB_ASSIGN_OR_RETURN(memory->image,
                          ReadImage(first.fds.front().get(), announced.image_bytes()));
   if (memory->image.slabs != announced.slabs()) {
-    return absl::DataLossError("the image has another number of slabs");
+    return absl::DataLossError(
+        fmt::format("the predecessor announced {} slabs, its image of host memory has {}: the "
+                    "memory is not taken over",
+                    announced.slabs(), memory->image.slabs));
   }
   memory->slabs.assign(std::make_move_iterator(first.fds.begin() + 1),
                        std::make_move_iterator(first.fds.end()));

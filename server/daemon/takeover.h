@@ -59,7 +59,7 @@ absl::StatusOr<int> HandMemoryOver(int successor, const storage::HandedOverMemor
 
 // The second one's side.
 struct Takeover {
-  UniqueFd predecessor;                               // who waits for ConfirmTakeover
+  UniqueFd predecessor;  // connection to the process that waits for ConfirmTakeover
   std::unique_ptr<storage::HandedOverMemory> memory;  // null: none of it can be used
 };
 

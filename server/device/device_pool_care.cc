@@ -9,7 +9,7 @@
 #include "fmt/format.h"
 #include "server/device/device_pools.h"
 
-// How pools end and recover, and what happens to them when processes do.
+// The end and the recovery of pools, and the handling of processes that end.
 namespace crumb::server {
 namespace {
 
@@ -151,7 +151,7 @@ void DevicePools::EndRetired(std::vector<Retired> retired) {
       ended->amounts.emplace_back(tenant, shared->amount);
       ended->changed.NotifyAll();
     };
-    // Bounded by what the tenant may take: it counts until the task has run.
+    // Bounded by the tenant's budget, because the descriptors count until the task has run.
     tasks_.SubmitAlways(tenant, end, descriptors);
   }
 }

@@ -425,8 +425,8 @@ absl::StatusOr<std::vector<uint64_t>> DevicePools::Reserve(const Session& sessio
     Member* member = member_of();
     if (member != nullptr && request != 0) member->reserving = false;
     // SessionTable ends a disconnected session that holds nothing. It sets the phase before it
-    // looks at what the session holds, and this thread takes slots before it looks at the phase:
-    // one of the two sees the other.
+    // checks for holds, and this thread takes slots before it checks the phase, so at least one of
+    // the two threads sees the other's change.
     if (member != nullptr && !member->sealed && session.phase() == Session::Phase::kOpen) {
       if (request != 0) {
         member->last_request = request;

@@ -32,15 +32,31 @@
 
 namespace crumb::server {
 
-// The device pools of this host: which tenant's they are, the descriptors that keep their memory
-// alive, and which processes take part. Slots and pages are the device tier's. Thread-safe.
+// The device pools of this host: the tenant of each, the descriptors that keep its memory
+// allocated, and the processes that are its members. DeviceTier has their slots and pages.
+// Thread-safe.
 //
-// Descriptors come from processes that are not trusted. No system call is made on one under the
-// lock: a handle's kind is checked, and a roster opened and read, before it is taken, and both are
-// closed by tasks of their tenant. Pools, descriptors and slots are bounded in total and for each
-// tenant (PoolBudget). A request that is over a bound first ends pools that no process takes part
-// in: those of its own tenant, and those of others that were left keep_from_others ago. What a pool
-// took counts until its descriptors are closed, so the request waits for that, for a moment.
+// The life of a pool:
+//
+//   Join of the first process     the pool is added; its budget is taken
+//   Offer, Fetch                  members add handles (descriptors of device memory) and get those
+//   of
+//                                 other members
+//   Leave, or the process ends    the process is no member any more; the pool is idle if it was the
+//   last Join while it is idle         the pool is used again, with its pages GiveUp another
+//   request needs the room: the idle pool is taken out of the
+//                                 device tier (Retired), its descriptors are closed by tasks of its
+//                                 tenant, and then its budget is free
+//
+// A pool of an earlier crumbd recovers first: its members reclaim their slots, and no slot is
+// reserved before every process in its roster has done so (SettleRecovery).
+//
+// Descriptors come from processes that are not trusted, so no system call is made on one while the
+// lock is held: the kind of a handle is checked, and a roster opened and read, before it is taken,
+// and both are closed by tasks of their tenant. Pools, descriptors and slots are bounded in total
+// and for each tenant (PoolBudget). A request that exceeds a bound first ends idle pools: those of
+// its own tenant, and those of other tenants that have been idle for keep_from_others. Since a pool
+// counts until its descriptors are closed, the request waits for that, for a bounded time.
 class DevicePools final : public SessionMemory, public PoolPlane {
  public:
   // `tier` null: this store has no device tier, and every request is refused. `tier` and `metrics`
@@ -69,8 +85,9 @@ class DevicePools final : public SessionMemory, public PoolPlane {
                                                 storage::DevicePoolNumber pool, uint64_t request,
                                                 size_t count);
 
-  // Lets go of what the session holds in the pool but `kept`. The process has another session: this
-  // one is given nothing more there, whatever is still under way. Returns how many slots went.
+  // Releases all slots that the session holds in the pool except `kept`. The process has another
+  // session, so this one gets no more slots there, not even from calls in progress. Returns how
+  // many were released.
   size_t ReleaseAllBut(const Session& session, storage::DevicePoolNumber pool,
                        std::span<const uint64_t> kept);
   // Whether the session is given nothing more: that was called, or the session has closed. A caller
@@ -93,7 +110,7 @@ class DevicePools final : public SessionMemory, public PoolPlane {
 
   struct Totals {
     size_t pools = 0;
-    size_t idle_pools = 0;  // that no process takes part in
+    size_t idle_pools = 0;  // pools without a member
     uint64_t given_up = 0;  // ever
     uint64_t descriptors = 0;
     uint64_t descriptors_max = 0;
@@ -120,7 +137,7 @@ class DevicePools final : public SessionMemory, public PoolPlane {
     std::set<uint32_t> arriving;  // numbers of handles whose slots the tier does not have yet
     std::map<storage::HolderId, Member> members;
     std::set<storage::HolderId> leaving;  // members, until they hold nothing
-    std::set<uint64_t> known_marks;       // of members, while it recovers
+    std::set<uint64_t> known_marks;       // marks of members, while the pool recovers
     bool recovering = false;
     bool settling = false;  // a task reads its roster
     TimePoint idle_since;
@@ -147,10 +164,10 @@ class DevicePools final : public SessionMemory, public PoolPlane {
   };
   // The steps of a request that has to make room.
   struct RoomMaking {
-    std::vector<Retired> retired;  // to be ended without the lock
+    std::vector<Retired> retired;  // pools that the caller ends without the lock
     bool waits = false;            // there is room once pools have ended that are ending
     uint64_t ended = 0;            // Ended::pools when it was set
-    Rejection over = Rejection::kDeviceSlots;  // of what there is no room yet
+    Rejection over = Rejection::kDeviceSlots;  // the bound that has no room yet
   };
 
   static storage::HolderId HolderOf(const Session& session) { return session.token().slot(); }
@@ -159,7 +176,7 @@ class DevicePools final : public SessionMemory, public PoolPlane {
 
   absl::Status Join(const std::shared_ptr<Session>& session, const v1::PoolRequest::Join& request,
                     const std::vector<UniqueFd>& fds, PoolReply* reply);
-  // Once: another try may find the room that this one has made.
+  // Tries once. Another attempt may find the room that this one has made.
   absl::StatusOr<storage::DevicePoolNumber> TryJoin(const std::shared_ptr<Session>& session,
                                                     const v1::PoolRequest::Join& request,
                                                     Roster& roster, PoolReply* reply,
@@ -206,7 +223,7 @@ class DevicePools final : public SessionMemory, public PoolPlane {
   // if the request needs it. Returns true if the request is to be tried again; false, once it is
   // `until`, with the refusal counted.
   bool EndAndWait(RoomMaking room, TimePoint until);
-  // Takes what has ended off the budget.
+  // Subtracts the amounts of pools that have ended from the budget.
   void SettleEndedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status RefuseLocked(const std::string& tenant, const PoolBudget::Verdict& verdict)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -225,7 +242,7 @@ class DevicePools final : public SessionMemory, public PoolPlane {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool EraseMemberLocked(storage::DevicePoolNumber number, Pool& pool, storage::HolderId holder)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the recovery if every process in the roster has said what it holds. Reads the roster.
+  // Ends the recovery if every process in the roster has reported its slots. Reads the roster.
   void SettleRecovery(storage::DevicePoolNumber number);
 
   storage::HolderId ChooseDemoter(storage::DevicePoolNumber pool) const;
@@ -247,7 +264,7 @@ class DevicePools final : public SessionMemory, public PoolPlane {
   uint64_t given_up_ ABSL_GUARDED_BY(mutex_) = 0;
   const std::shared_ptr<Ended> ended_ = std::make_shared<Ended>();
 
-  OwnerTasks tasks_;  // of tenants; ends before all else goes
+  OwnerTasks tasks_;  // tasks of tenants; destroyed before the other members
 };
 
 }  // namespace crumb::server

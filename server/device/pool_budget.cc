@@ -17,7 +17,7 @@ constexpr uint64_t kDescriptorsMax = 100'000'000;
 
 uint64_t HalfOfOpenFiles() {
   rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = 1024;  // what Linux begins with
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) limit.rlim_cur = 1024;  // Linux's default limit
   return std::min<uint64_t>(limit.rlim_cur, kDescriptorsMax) / kReserve;
 }
 

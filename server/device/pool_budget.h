@@ -61,8 +61,8 @@ class PoolBudget {
 
  private:
   struct Used {
-    Amount held;    // what is ending included
-    Amount ending;  // its part that is
+    Amount held;    // all amounts, including those that are ending
+    Amount ending;  // amounts that are ending
   };
 
   Amount max_;

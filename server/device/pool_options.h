@@ -11,14 +11,15 @@ namespace crumb::server {
 
 // Device pools whose descriptors crumbd keeps.
 struct PoolOptions {
-  int64_t pools_max = 64;         // 0: none, and processes hear that crumbd keeps none
-  int64_t handles_max = 4096;     // of one pool
-  int64_t slots_max = 1'048'576;  // of all pools
+  int64_t pools_max = 64;         // 0: crumbd keeps no pools, and says so in its welcome
+  int64_t handles_max = 4096;     // limit for one pool
+  int64_t slots_max = 1'048'576;  // limit for all pools together
   // Descriptors of handles and rosters of all pools. 0: half of RLIMIT_NOFILE when crumbd starts;
   // the other half is for sockets, extents and slabs.
   int64_t descriptors_max = 0;
-  int64_t tenant_percent = 50;  // of pools_max, slots_max and descriptors_max, for one tenant
-  int64_t named_max = 32;       // pools that one Acquire looks into
+  // Percentage of pools_max, slots_max and descriptors_max that one tenant may have.
+  int64_t tenant_percent = 50;
+  int64_t named_max = 32;                        // pools that one Acquire looks into
   Duration keep_for = std::chrono::minutes(10);  // a pool that no process takes part in
   // Likewise, while another tenant needs its memory, descriptors or slots.
   Duration keep_from_others = std::chrono::seconds(30);

@@ -26,17 +26,17 @@ namespace crumb::server {
 // Carries events of the store to their readers: page events to watchers, durability to session
 // streams. Never blocks. Thread-safe.
 //
-// A writer of a page that is not durable yet leaves a wait: the page, the fragment that it
+// The writer of a page that is not durable yet leaves a wait: the page, the fragment that it
 // committed, and the stream that gets the notice. Commits of one fragment by one session share one
-// wait, which counts them. A commit costs O(waits of the page) comparisons and one look at the
-// store; an event of a page costs one look for each of its waits, outside of the lock. The waits of
-// a page are bounded, so that neither grows with what a session commits.
+// wait, which counts them. A commit costs O(waits of the page) comparisons and one read of the
+// store; an event of a page costs one read for each of its waits, without the lock. The waits of a
+// page are bounded, so that neither cost grows with the number of a session's commits.
 class EventHub {
  public:
   struct Options {
     size_t watchers_max = 64;
     size_t durable_waits_max = 262'144;
-    int64_t part_max_percent = 100;  // of each, for one tenant
+    int64_t part_max_percent = 100;  // percentage of each limit that one tenant may have
     size_t durable_waits_per_page_max = 1024;
     size_t snapshot_pages_max = 8'388'608;
   };
@@ -92,7 +92,7 @@ class EventHub {
   // event that comes then sets `again`, and that thread looks at the page once more.
   struct PageWaits {
     std::vector<DurableWait> waits;
-    size_t count = 0;  // with those that are being settled
+    size_t count = 0;  // number of waits, including those that are being settled
     bool settling = false;
     bool again = false;
   };
@@ -131,7 +131,7 @@ class EventHub {
   std::atomic<const storage::TieredStore*> store_{nullptr};
   // Invariant: each wait counts in its page's `count`, in its stream's map and in wait_budget_.
   absl::flat_hash_map<PageName, PageWaits> durable_waits_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, Streams> streams_ ABSL_GUARDED_BY(mutex_);  // by tenant
+  std::map<std::string, Streams> streams_ ABSL_GUARDED_BY(mutex_);  // keyed by tenant
 };
 
 }  // namespace crumb::server

@@ -27,7 +27,8 @@ class WatchQueue {
   WatchQueue(size_t events_max, std::function<void()> wake)
       : events_max_(events_max), wake_(std::move(wake)) {}
 
-  // False: the queue is full; the reader gets one item `lost` after what is queued.
+  // Adds an item. Returns false if the queue is full; the reader then gets one item `lost` behind
+  // the queued ones.
   bool Add(const Item& item) {
     MutexLock lock(&mutex_);
     if (lost_ || items_.size() >= events_max_) {

@@ -39,8 +39,8 @@ struct Geometry {
   friend bool operator==(const Geometry&, const Geometry&) = default;
 };
 
-// The pages that this node withholds (serves to no process and no node) because it may have missed
-// that they were dropped or deleted. docs/cluster.md, "What is dropped stays dropped".
+// The pages that this node withholds (serves to no process and no node), because they may have been
+// dropped or deleted without this node's knowledge. docs/cluster.md explains how this ends.
 enum class Withholding : uint8_t {
   kNothing,
   // Pages of recovered keyspaces. In force from the start of a node until it has received the drops
@@ -55,20 +55,29 @@ enum class Withholding : uint8_t {
 // A keyspace that is open on this node. Members that can change are atomic; the rest is fixed.
 // Thread-safe; lives as long as its last reference.
 //
-// KeyspaceRegistry makes these changes. It writes each to disk before the change is in force.
+// States of a keyspace and their transitions, which KeyspaceRegistry makes and writes to disk
+// before they take effect:
 //
-//   OpenKeyspace, Merge  it is made, with the generation floor as its generation
-//   SetState             kActive <-> kBf16: its INT2 pages are misses with reason QUALITY meanwhile
-//   RaiseGeneration      dropped: pages of lower generations are misses for good, and are removed
-//   NoteDeletion         pages are deleted; nodes that are away receive it with the record
-//   EndUnused            it ends: without pages and calls, in state kActive, unused for long; a
-//                        later OpenKeyspace makes a new one, above every generation it had
+//                 OpenKeyspace, Merge             SetState
+//    (no record) --------------------> kActive <-------------> kBf16
+//         ^                              |
+//         '------------------------------'
+//                   EndUnused
 //
-// Beside these, a node withholds pages that may have been dropped without its knowledge
-// (`unsynced`): not by the keyspace, but by what the node has received from others.
+//    kActive  all pages are served
+//    kBf16    INT2 pages are misses with reason QUALITY
+//
+// In either state, RaiseGeneration drops the keyspace: pages of lower generations are misses for
+// good and are removed. NoteDeletion records deleted pages, so that nodes that are down receive the
+// deletion with the record. A new keyspace begins with the generation floor, which is not below any
+// generation that a keyspace had before EndUnused removed it.
+//
+// Independently of its state, a keyspace's pages are withheld while they may have been dropped
+// without this node's knowledge (`unsynced`); that depends on the records received from other
+// nodes.
 struct Keyspace {
   KeyspaceId id;
-  std::map<std::string, std::string> fields;  // as the client gave them
+  std::map<std::string, std::string> fields;  // the client's description
   Geometry geometry;
   std::string model;
   std::string tenant;        // empty: of no tenant

@@ -160,7 +160,7 @@ bool ForgetDeletions(v1::KeyspaceRecord& record, size_t keys_max) {
     size_t bytes = 0;
     std::deque<const v1::Deletion*> oldest_first;
   };
-  DropForgotten(record);  // and sorts: a node's deletions stand in the order of their numbers
+  DropForgotten(record);  // also sorts each node's deletions by number
   std::map<std::string, Listed> by_node;
   size_t keys = 0;
   size_t bytes = 0;

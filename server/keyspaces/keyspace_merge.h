@@ -21,12 +21,12 @@ struct KeyspaceChanges {
   bool state = false;
   std::vector<PageKey> deleted;  // pages that this node has to delete now
   bool all_deleted = false;      // deletions were forgotten before this node received them
-  bool theirs_behind = false;    // `theirs` lacks what `ours` has
+  bool theirs_behind = false;    // `ours` has changes that `theirs` lacks
 };
 
-// Bounds of a record, which keep it below what one message of gRPC (4 MiB) and one request of etcd
-// (1.5 MiB) carry: a name or a value is at most 1,024 bytes, so fields take 68 KiB, deletions 1 MiB
-// and the numbers of forgotten deletions 192 KiB.
+// Bounds of a record. They keep it below the limits of a gRPC message (4 MiB) and of an etcd
+// request (1.5 MiB): a name or a value has at most 1,024 bytes, so fields take 68 KiB, deletions 1
+// MiB and the numbers of forgotten deletions 192 KiB.
 inline constexpr size_t kDeletionKeysMax = 16'384;            // pages that deletions list
 inline constexpr size_t kDeletionBytesMax = size_t{1} << 20;  // encoded deletions
 inline constexpr size_t kDeletionNodesMax = 2'048;            // nodes that ever deleted
@@ -35,8 +35,8 @@ inline constexpr size_t kNodeIdBytesMax = 64;
 // kInvalidArgument, naming the field: a record that no crumbd makes.
 absl::Status CheckRecord(const v1::KeyspaceRecord& record);
 
-// Brings what `theirs` knows into `ours`. The generation only rises, of two states the one of the
-// higher version counts, deletions are united.
+// Merges `theirs` into `ours`: takes the higher generation, the state with the higher version, and
+// the union of deletions.
 KeyspaceChanges MergeKeyspace(v1::KeyspaceRecord& ours, const v1::KeyspaceRecord& theirs);
 
 // Forgets deletions while the record lists more than `keys_max` keys or takes more than

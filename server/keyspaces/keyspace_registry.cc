@@ -292,7 +292,7 @@ bool KeyspaceRegistry::MayEnd(const std::shared_ptr<Keyspace>& keyspace,
                          !record.forgotten_deletions().empty();
   if (in_cluster && remembers) return false;
   bool has_pages = store_.KeyspaceBytes(keyspace->id) > 0;
-  if (!has_pages) {  // what is left to look at are pages in device pools
+  if (!has_pages) {  // only pages in device pools remain to be checked
     store_.ForEachPage(keyspace->id, [&](const PageKey&, Tier) { has_pages = true; });
   }
   return !has_pages;
@@ -410,7 +410,7 @@ KeyspaceRegistry::StateReason KeyspaceRegistry::ReasonOf(const KeyspaceId& id) c
 absl::Status KeyspaceRegistry::LoadFloor(const std::string& value) {
   uint64_t floor = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), floor);
-  // Going on with a lower one could serve what was dropped.
+  // A lower floor could serve pages that were dropped.
   if (error != std::errc() || end != value.data() + value.size() || floor == 0) {
     return absl::DataLossError(std::string("record ") + kFloorRecord + " is not a number");
   }

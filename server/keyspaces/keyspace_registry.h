@@ -64,7 +64,7 @@ class KeyspaceRegistry {
   absl::Status NoteDeletion(const KeyspaceId& id, const std::string& node,
                             const std::vector<PageKey>& keys, size_t keys_max);
 
-  // Returns what Merge would change, and changes nothing. Does not block.
+  // Returns the changes that Merge would make, and makes none. Does not block.
   absl::StatusOr<KeyspaceChanges> PreviewMerge(const KeyspaceId& id,
                                                const v1::KeyspaceRecord& record) const;
 

@@ -12,7 +12,7 @@ namespace crumb::server {
 
 // A counter that has no labels, as it is exported.
 struct NamedCounter {
-  const char* name;  // with prefix and suffix: crumb_..._total
+  const char* name;  // full name with prefix and suffix: crumb_..._total
   const char* help;
   uint64_t value;
 };

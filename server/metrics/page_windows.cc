@@ -11,9 +11,9 @@
 namespace crumb::server {
 namespace {
 
-// The sums of O. Ertl, "New cardinality estimation algorithms for HyperLogLog sketches" (2017),
-// section 2: what registers at 0 and at the largest rank stand for. Both series converge within
-// about 60 steps.
+// The functions sigma and tau of O. Ertl, "New cardinality estimation algorithms for HyperLogLog
+// sketches" (2017), section 2: the contributions of registers at 0 and at the largest rank. Both
+// series converge within about 60 steps.
 double Sigma(double x) {
   double y = 1;
   double z = x;

@@ -22,7 +22,7 @@ class CardinalitySketch {
 
   // `hash` is uniform over 64 bits and the same for equal values.
   void Add(uint64_t hash);
-  // As if what was added to `other` had been added here.
+  // Adds all keys that were added to `other`.
   void Merge(const CardinalitySketch& other);
   void Clear();
   double Estimate() const;
@@ -63,7 +63,7 @@ class PageWindows {
 
  private:
   struct Part {
-    int64_t number = 0;  // of parts since the start
+    int64_t number = 0;  // index of the part since the start
     uint64_t requested = 0;
     CardinalitySketch sketch;
   };

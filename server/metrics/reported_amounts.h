@@ -25,15 +25,15 @@ enum class Reported : uint8_t {
   kQualitySamples,
 };
 inline constexpr int kReportedCount = 8;
-// As the label `amount` of crumb_tenant_reported_total has it.
+// Returns the value of the label `amount` of crumb_tenant_reported_total.
 const char* ReportedName(Reported kind);
 
 // Bounds amounts that clients report. crumbd cannot verify them: without a bound one tenant could
 // set the counters of the node to anything, or make them wrap. Each tenant has a rate for each kind
-// of amount, far above what engines of one node reach, and may save ten minutes of it, because
-// clients add up what they could not report while crumbd was away. What is beyond is left out and
-// counted. What counts is also kept by tenant, so that a tenant whose reports are false can be told
-// apart from the others. Thread-safe.
+// of amount, far above the rate that engines of one node reach, and may accumulate ten minutes of
+// it, because clients add up the amounts of a time when crumbd was not running. An amount beyond
+// the rate is left out and counted. Accepted amounts are also counted by tenant, so that a tenant
+// with false reports can be identified. Thread-safe.
 class ReportedAmounts {
  public:
   // Returns how much of `amount` counts.

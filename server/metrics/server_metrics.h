@@ -104,11 +104,12 @@ struct ServerMetrics {
   RequestMetrics requests;
   StageMetrics stages;
   ModelTokens tokens;
-  PageWindows requested_pages{Clock::Real().Now()};  // of Acquires
+  PageWindows requested_pages{Clock::Real().Now()};  // pages that Acquires requested
   std::array<Counter, kRejectionCount> rejected;
-  std::array<Counter, kRejectionCount> part_rejected;  // because the tenant held its part
+  // Requests refused because the tenant held its part.
+  std::array<Counter, kRejectionCount> part_rejected;
   std::array<Counter, kRefusalCount> refused_pages;
-  std::array<Counter, kTokenTierCount> fetched_tokens;  // of leased pages
+  std::array<Counter, kTokenTierCount> fetched_tokens;  // tokens of leased pages
 
   // Reported by clients, within the bounds of `reported`.
   ReportedAmounts reported;
@@ -124,14 +125,14 @@ struct ServerMetrics {
   Counter sessions_opened;
   Counter sessions_reaped;  // ended because the process did
   Counter hellos_refused;
-  Counter accept_pauses;  // of crumbd.fd.sock, because descriptors or places had run out
-  Counter admin_closed;   // connections of the admin port that ended without an answer
+  Counter accept_pauses;  // pauses of crumbd.fd.sock because descriptors or places had run out
+  Counter admin_closed;   // connections of the admin port that ended without a response
   Counter leases_reaped;  // ended with their engine
   Counter events_lost;
   Counter notices_dropped;
   Counter stalled_streams;      // calls ended because their caller neither sent nor read
-  Counter stalled_connections;  // of gRPC, ended because their peers read nothing
-  Counter keyspaces_ended;      // because they were unused for a time
+  Counter stalled_connections;  // gRPC connections ended because their peers read nothing
+  Counter keyspaces_ended;      // keyspaces ended because they were unused for a time
   Counter grpc_bytes_in;        // tile bytes through Put
   Counter grpc_bytes_out;
   Counter shm_bytes_in;  // tile bytes through staging

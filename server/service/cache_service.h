@@ -15,8 +15,8 @@
 
 namespace crumb::server {
 
-// crumb.v1.CacheService on gRPC's callback interface: finds the session, calls what is in
-// server/calls and carries the status over. No handler blocks. Thread-safe.
+// Implements crumb.v1.CacheService on gRPC's callback interface: finds the session, calls
+// server/calls and returns the status. No handler blocks. Thread-safe.
 class CacheService final
     : public v1::CacheService::WithRawCallbackMethod_Get<v1::CacheService::CallbackService> {
  public:

@@ -13,7 +13,7 @@
 namespace crumb::server {
 namespace {
 
-// Half of what a callback thread waits for before it sleeps.
+// Half of the time that a callback thread waits before it sleeps.
 constexpr auto kInterval = std::chrono::milliseconds(500);
 
 }  // namespace

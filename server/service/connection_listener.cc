@@ -103,7 +103,7 @@ absl::Status ConnectionListener::ListenUnix(const std::string& path) {
   std::memcpy(address.sun_path, path.data(), std::min(path.size(), sizeof(address.sun_path) - 1));
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return ErrnoStatus(errno, "a socket for " + path);
-  ::unlink(path.c_str());  // of a crumbd that was killed
+  ::unlink(path.c_str());  // a crumbd that was killed left it
   if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return ErrnoStatus(errno, "listening at " + path);
   }

@@ -28,15 +28,15 @@ namespace crumb::server {
 // connecting, and crumbd from opening files of pages.
 //
 // The number of connections is bounded in total and, by the rule of TenantBudget, for each peer: a
-// user on the Unix socket, or a remote address (an IPv6 network of 64 bits, which is what one host
-// gets). A connection beyond the bound is closed at once. The total is at most half of the
+// user on the Unix socket, or a remote address (for IPv6 a network of 64 bits, the usual size of
+// one host's). A connection beyond the bound is closed at once. The total is at most half of the
 // descriptors that the process may open, so that files and sessions find some.
 //
-// gRPC owns a connection from HandleNewConnection on, and does not say when it closes it. A place
-// is therefore free again when the connection's descriptor is closed, or is another file: device
-// and inode number differ. That is looked at when places are needed.
+// gRPC owns a connection from HandleNewConnection on, and does not report when it closes it. A
+// place is therefore free again when the connection's descriptor is closed, or is another file:
+// device and inode number differ. That is checked when places are needed.
 //
-// Its thread, crumb-accept, waits for connections. Not thread-safe but for what says so.
+// Its thread, crumb-accept, waits for connections. Methods are not thread-safe unless they say so.
 class ConnectionListener {
  public:
   // `metrics` must outlive this.
@@ -65,11 +65,11 @@ class ConnectionListener {
     std::string peer;
     dev_t device = 0;
     ino_t inode = 0;
-    int unread_bytes = 0;      // in the socket at the last look, which was full; 0: it was not
-    TimePoint unread_since{};  // from when on as many
+    int unread_bytes = 0;      // bytes in the full socket at the last check; 0 if it was not full
+    TimePoint unread_since{};  // time since which it has had that many
   };
   void Run();
-  // Accepts what waits at a listener. Returns false if descriptors have run out.
+  // Accepts the connections that wait at a listener. Returns false if descriptors have run out.
   bool Accept(const UniqueFd& listener, bool local);
   void Admit(UniqueFd connection, bool local);
   // Whether the peer may have one more connection; sweeps when it may not.
@@ -84,8 +84,8 @@ class ConnectionListener {
   ServerMetrics& metrics_;
   const Duration unread_max_;
   TenantBudget places_;
-  std::unordered_map<int, Connection> connections_;  // by descriptor
-  std::string path_;                                 // of the Unix socket
+  std::unordered_map<int, Connection> connections_;  // keyed by descriptor
+  std::string path_;                                 // path of the Unix socket
   UniqueFd local_;
   std::vector<UniqueFd> tcp_;
   UniqueFd wake_;

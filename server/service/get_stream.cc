@@ -127,7 +127,7 @@ class GetStream : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   GetReader::Part part_;
   grpc::ByteBuffer message_;
   std::atomic<int> stalled_steps_{0};
-  std::shared_ptr<GetStream> self_;  // until OnDone
+  std::shared_ptr<GetStream> self_;  // keeps the stream alive until OnDone
 };
 
 }  // namespace

@@ -34,14 +34,14 @@ namespace {
 // Bytes of one call's headers; a token and a session's id take less than 300 bytes.
 constexpr int kMetadataBytesMax = 8 << 10;
 
-// As gRPC writes it.
+// Formats an address the way gRPC does.
 std::string Target(const HostPort& address) {
   const bool v6 = address.host.find(':') != std::string::npos;
   const std::string host = v6 ? "[" + address.host + "]" : address.host;
   return host + ":" + std::to_string(address.port);
 }
 
-// Once crumbd stops, a call is cancelled whose caller has read nothing for this long.
+// Time after which a stopping crumbd cancels a call whose caller reads nothing.
 constexpr Duration kStopReadTimeout = std::chrono::seconds(1);
 // Between two looks whether connections are to be ended.
 constexpr Duration kDisconnectInterval = std::chrono::milliseconds(100);
@@ -117,9 +117,8 @@ class BuiltServer : public GrpcServer {
   }
   ~BuiltServer() override { Stop(Duration::zero()); }
 
-  // Bounds what callers can make gRPC itself hold or do, with or without a token: memory of
-  // messages that have not arrived whole, handshakes that do not end, connections that are not
-  // used.
+  // Bounds the resources that callers, with or without a token, can make gRPC itself use: memory of
+  // incomplete messages, handshakes that do not end, connections without calls.
   static void SetBounds(const Limits& limits, grpc::ServerBuilder& builder) {
     const auto milliseconds = [](Duration duration) {
       return static_cast<int>(
@@ -204,7 +203,7 @@ class BuiltServer : public GrpcServer {
   }
 
  private:
-  StallWatch stalls_;  // of both services
+  StallWatch stalls_;  // watches the streams of both services
   CacheService service_;
   std::unique_ptr<PeerService> peer_service_;  // null: this node is alone
   std::unique_ptr<grpc::Server> server_;

@@ -16,8 +16,8 @@ namespace crumb::server {
 // gRPC's listeners with CacheService, health and reflection.
 class GrpcServer {
  public:
-  // Answers from now on. kAlreadyExists: a socket or port is in use; kNotFound: the folder of the
-  // Unix socket is missing. What `context` refers to must outlive this.
+  // Starts to serve. kAlreadyExists: a socket or port is in use; kNotFound: the folder of the Unix
+  // socket is missing. The objects that `context` refers to must outlive this.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const ListenOptions& options,
                                                            const CallContext& context,
                                                            const NodeInfo& node);
@@ -35,8 +35,8 @@ class GrpcServer {
   virtual void Stop(Duration grace) = 0;
 };
 
-// From now on what gRPC logs goes to our log, a line a second at most, and TLS handshakes that fail
-// are counted: gRPC reports them nowhere else. Affects the whole process. Thread-safe, idempotent.
+// Redirects gRPC's log to crumbd's log, at most one line a second, and counts TLS handshakes that
+// fail, which gRPC reports only there. Affects the whole process. Thread-safe, idempotent.
 void TakeGrpcLog();
 
 // Handshakes that failed since TakeGrpcLog, of callers and of connections to other nodes.

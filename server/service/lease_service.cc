@@ -41,7 +41,7 @@ class AcquireCall : public UnaryCall {
   const CallContext& service_;
   const grpc::CallbackServerContext& call_;
   v1::AcquireResponse& response_;
-  std::optional<CallContext> context_;  // with the caller
+  std::optional<CallContext> context_;  // the context of this call, with its caller
   std::shared_ptr<Session> session_;
 };
 

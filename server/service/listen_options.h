@@ -17,7 +17,7 @@ struct ListenOptions {
   std::string fd_socket;       // empty: <socket_dir>/crumbd.fd.sock
   std::string tcp;             // HOST:PORT; empty: no TCP
   std::string endpoints_file;  // empty: <socket_dir>/crumbd.endpoints.json
-  TlsOptions tls;              // of tcp
+  TlsOptions tls;              // TLS of `tcp`
 
   void Visit(ConfigVisitor& visitor);
   absl::Status Validate() const;

@@ -88,18 +88,18 @@ grpc::ServerUnaryReactor* CacheService::ListNodes(Context* call,
 grpc::ServerUnaryReactor* CacheService::LocatePage(Context* call,
                                                    const v1::LocatePageRequest* request,
                                                    v1::LocatePageResponse* response) {
-  return AnswerLater(
-      call, Rpc::kLocatePage, *request, response,
-      [&](const CallContext& context, const Done& done) {
-        if (context.cluster == nullptr) {
-          return done(absl::FailedPreconditionError("this crumbd is in no cluster"));
-        }
-        if (context.caller.tenant != nullptr) {  // without a keyspace all would be searched
-          const auto keyspace = FindKeyspace(context, request->keyspace());
-          if (!keyspace.ok()) return done(keyspace.status());
-        }
-        context.cluster->Locate(*request, response, done);
-      });
+  return AnswerLater(call, Rpc::kLocatePage, *request, response,
+                     [&](const CallContext& context, const Done& done) {
+                       if (context.cluster == nullptr) {
+                         return done(absl::FailedPreconditionError("this crumbd is in no cluster"));
+                       }
+                       // A search without a keyspace would cover those of all tenants.
+                       if (context.caller.tenant != nullptr) {
+                         const auto keyspace = FindKeyspace(context, request->keyspace());
+                         if (!keyspace.ok()) return done(keyspace.status());
+                       }
+                       context.cluster->Locate(*request, response, done);
+                     });
 }
 
 grpc::ServerUnaryReactor* CacheService::DrainNode(Context* call,

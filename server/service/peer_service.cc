@@ -86,7 +86,8 @@ class ReadStream : public grpc::ServerWriteReactor<v1::PeerReadResponse>,
     return false;
   }
 
-  // As many whole tiles of the wanted range as fit into a message, with the header at first.
+  // Adds as many whole tiles of the wanted range as fit into a message, after the header of the
+  // fragment.
   void FillPiece(const transport::SourceFragment& fragment) {
     if (tile_ == 0) {
       const auto header = fragment.header();
@@ -129,14 +130,14 @@ class ReadStream : public grpc::ServerWriteReactor<v1::PeerReadResponse>,
   Cluster& cluster_;
   std::unique_ptr<CallScope> scope_;
   grpc::CallbackServerContext& call_;
-  std::vector<TileRange> ranges_;  // of each page
+  std::vector<TileRange> ranges_;  // the range of each page
   transport::SourceAnswer answer_;
   size_t page_ = 0;
   size_t fragment_ = 0;
   int tile_ = 0;
   v1::PeerReadResponse message_;
   std::atomic<int> stalled_steps_{0};
-  std::shared_ptr<ReadStream> self_;  // until OnDone
+  std::shared_ptr<ReadStream> self_;  // keeps the stream alive until OnDone
 };
 
 }  // namespace

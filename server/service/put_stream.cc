@@ -46,7 +46,8 @@ class PutStream : public grpc::ServerReadReactor<v1::PutRequest>,
     if (!ok) {
       *response_ = assembler_.Finish();
       answered_.store(true);
-      BeginWait(context_.clock.Now(), /*progressed=*/true);  // until the response has been read
+      // The wait ends when the response was read.
+      BeginWait(context_.clock.Now(), /*progressed=*/true);
       return End(absl::OkStatus());
     }
     const absl::StatusOr<bool> complete = assembler_.Add(request_);
@@ -101,7 +102,7 @@ class PutStream : public grpc::ServerReadReactor<v1::PutRequest>,
   size_t received_ = 0;  // tile bytes since the last progress
   v1::PutRequest request_;
   v1::PutResponse* const response_;
-  std::shared_ptr<PutStream> self_;  // until OnDone
+  std::shared_ptr<PutStream> self_;  // keeps the stream alive until OnDone
 };
 
 }  // namespace

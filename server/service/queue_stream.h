@@ -20,7 +20,7 @@ class QueueStream : public Reactor,
                     public LongStream,
                     public std::enable_shared_from_this<QueueStream<Reactor, Response>> {
  public:
-  // Writes what is there. Thread-safe; does nothing once the stream has ended.
+  // Writes the queued items. Thread-safe; does nothing after the stream has ended.
   void Wake() {
     std::optional<grpc::Status> end;
     {

@@ -75,7 +75,7 @@ class StallWatch {
   // Watches the stream as long as it lives, or until its place is removed.
   using Place = std::list<std::weak_ptr<StallableStream>>::iterator;
   Place Add(const std::weak_ptr<StallableStream>& stream);
-  // Stops watching a stream that lives. REQUIRES: `place` is what Add returned for it.
+  // Stops watching a stream. REQUIRES: Add returned `place`, and the stream still exists.
   void Remove(Place place);
 
   // From now on streams whose callers read nothing are stalled after `timeout`, if that is shorter

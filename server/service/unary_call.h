@@ -51,8 +51,8 @@ class UnaryCall : public grpc::ServerUnaryReactor,
  public:
   using Message = google::protobuf::Message;
 
-  // REQUIRES: what `context` refers to outlives this; `context` itself, `call` and `response` exist
-  // until OnDone.
+  // REQUIRES: the objects that `context` refers to outlive this; `context` itself, `call` and
+  // `response` exist until OnDone.
   UnaryCall(const CallContext& context, const StreamParts& parts, Rpc rpc,
             grpc::CallbackServerContext& call, Message& response);
 
@@ -72,7 +72,7 @@ class UnaryCall : public grpc::ServerUnaryReactor,
   virtual void Undelivered() {}
 
  private:
-  // Counts the response. kResourceExhausted: it is too large for what is left, and now empty.
+  // Counts the response. kResourceExhausted: it exceeds the budget, and was cleared.
   absl::Status CountResponse();
 
   ServerMetrics& metrics_;
@@ -83,9 +83,9 @@ class UnaryCall : public grpc::ServerUnaryReactor,
   CallHold hold_;
   std::unique_ptr<CallScope> scope_;
   std::string tenant_;
-  uint64_t counted_bytes_ = 0;  // in parts_.calls.response_bytes
+  uint64_t counted_bytes_ = 0;  // bytes counted in parts_.calls.response_bytes
   StallWatch::Place place_;
-  std::shared_ptr<UnaryCall> self_;  // from Begin to OnDone
+  std::shared_ptr<UnaryCall> self_;  // keeps the call alive from Begin to OnDone
 };
 
 }  // namespace crumb::server

@@ -148,7 +148,7 @@ class WatchStream : public Base, public StallableStream {
   grpc::CallbackServerContext& call_;
   std::atomic<bool> cancelled_{false};
   KeyspaceId keyspace_;
-  uint64_t sequence_ = 0;  // of the last event before the snapshot
+  uint64_t sequence_ = 0;  // number of the last event before the snapshot
   std::shared_ptr<WatchQueue> queue_;
   std::deque<std::pair<PageKey, Tier>> snapshot_;
   uint64_t snapshot_room_ = 0;  // pages of EventHub::snapshot_pages()

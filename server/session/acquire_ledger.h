@@ -52,7 +52,8 @@ class AcquireLedger {
  private:
   Mutex mutex_;
   std::deque<std::pair<uint64_t, storage::LeaseId>> finished_ ABSL_GUARDED_BY(mutex_);
-  std::deque<uint64_t> abandoned_ ABSL_GUARDED_BY(mutex_);  // not finished yet
+  // Abandoned requests that are not finished yet.
+  std::deque<uint64_t> abandoned_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace crumb::server

@@ -23,9 +23,9 @@ class CallPlane {
 
   virtual ~CallPlane() = default;
 
-  // Serves the session's calls from now on, until Close or the process closes its end. What the
-  // process sends there may be descriptors whose close blocks: `closing` closes them, and this end
-  // with the messages that it still has, as tasks of `owner`.
+  // Serves the session's calls until Close, or until the process closes its end. The process may
+  // send descriptors whose close blocks, so `closing` closes them, and this end with its unread
+  // messages, as tasks of `owner`.
   virtual absl::StatusOr<Opened> Open(std::shared_ptr<Session> session,
                                       std::shared_ptr<OwnerTasks> closing, std::string owner) = 0;
   // Calls in progress go on, and their responses are dropped. Ignores numbers that are not open.

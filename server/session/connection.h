@@ -21,8 +21,8 @@ struct Connection {
   SharedFd socket;             // null once the process closed it
   UniqueFd pidfd;              // none before the hello
   SharedFd pools;              // carries PoolRequests; null: `socket` does, or no socket
-  uint64_t calls = 0;          // number of its socket for Acquires; 0: none
-  uint64_t staging_calls = 0;  // and of the one for Reserves and Commits
+  uint64_t calls = 0;          // number of its socket for Acquires; 0 if it has none
+  uint64_t staging_calls = 0;  // number of its socket for Reserves and Commits; 0 if it has none
   unsigned user = 0;
   std::shared_ptr<Session> session;  // null before the hello
   std::shared_ptr<SlabGate> slabs;   // null: the process has them all

@@ -16,9 +16,9 @@
 
 namespace crumb::server {
 
-// All processes of one model replica, and the leases they hold together. Thread-safe.
+// All processes of one model replica, and the leases that they hold together. Thread-safe.
 //
-// The life of a lease. The store makes it and ends it; the engine counts who holds it.
+// The life of a lease. The store makes it and ends it; the engine counts its holds.
 //
 //   TakeBudget        pages are taken off the engine's budget, for an Acquire that is in progress
 //        |
@@ -44,40 +44,44 @@ class Engine {
 
   const RandomId& id() const { return id_; }
   unsigned uid() const { return uid_; }
-  const std::string& tenant() const { return tenant_; }  // empty: none
+  const std::string& tenant() const { return tenant_; }  // empty if it has none
 
-  // Takes up to `wanted` pages off the budget and returns how many; 0 when none are left, when
-  // there are too many leases, or when the engine has ended. Ended by AddLease.
+  // Takes up to `wanted` pages from the budget, for an Acquire, and returns how many; 0 if none are
+  // left, if there are too many leases, or if the engine has ended. AddLease must follow.
   uint64_t TakeBudget(uint64_t wanted);
 
-  // Notes a lease of `pages` pages that `session` acquired, of `taken` taken before, and returns
-  // the rest to the budget. lease 0: nothing was leased. False: the engine has ended meanwhile, and
-  // the caller must end the lease in the store. `held` is kept as long as the lease is.
+  // Records a lease of `pages` pages that `session` acquired, and returns to the budget the rest of
+  // the `taken` pages of TakeBudget. Lease 0 means that nothing was leased. Returns false if the
+  // engine has ended; the caller must then end the lease in the store. `held` lives as long as the
+  // lease.
   bool AddLease(storage::LeaseId lease, uint64_t pages, uint64_t taken, const RandomId& session,
                 std::shared_ptr<const void> held = nullptr);
 
-  // One more session holds the lease. False: not a lease of this engine.
+  // Adds the hold of one more session. Returns false if it is not a lease of this engine.
   bool JoinLease(storage::LeaseId lease);
 
-  // A lease is held by who acquired it and by every session that joined it. Any session of the
-  // engine may let the first hold go, but none that had joined: it has let its own go before.
+  // A lease has one hold of the acquirer (kAcquired) and one of each session that joined it
+  // (kJoined). Any session of the engine may end the acquirer's hold, except one that had joined
+  // and has ended its own hold: a repeated Release of such a session must have no effect.
   enum class Hold { kAcquired, kJoined };
-  // kLast: the caller must end the lease in the store. kUnknown: not such a hold of this engine's.
+  // kHeldByOthers: other holds remain. kLast: the caller must end the lease in the store. kUnknown:
+  // the engine has no such hold.
   enum class Removal { kUnknown, kHeldByOthers, kLast };
-  // `left` gets what the last hold kept (see Ended).
+  // On kLast, `left` gets the object that AddLease was given with the lease (see Ended).
   Removal RemoveLease(storage::LeaseId lease, Hold hold, const RandomId& session,
                       std::shared_ptr<const void>* left);
 
-  // Leases that the caller must end in the store, and what was kept with them: its destructors take
-  // time in the number of pages, so the caller runs them without a lock.
+  // Leases that the caller must end in the store, and the objects that AddLease was given with
+  // them. The destructors of these take time in the number of pages, so the caller runs them
+  // without a lock.
   struct Ended {
     std::vector<storage::LeaseId> leases;
     std::vector<std::shared_ptr<const void>> held;
   };
 
-  // The process of `session` is gone: the leases that it acquired are held by the sessions that
-  // joined them alone. Adds those that no session holds to `ended`. Without this, a leader that
-  // crashes and comes back would use up the budget of an engine whose other processes live on.
+  // Ends the acquirer's hold of the leases that `session` acquired, because its process has exited,
+  // and adds those without other holds to `ended`. Without this, a leader that crashes and restarts
+  // repeatedly would use up the budget of an engine whose other processes are still running.
   void DropAcquiredBy(const RandomId& session, Ended* ended);
 
   // Ends the engine and adds its leases to `ended`.
@@ -90,7 +94,7 @@ class Engine {
   struct Held {
     uint64_t pages = 0;
     uint64_t acquirer = 0;  // slot of the session
-    bool acquired = true;   // who acquired it has not released it
+    bool acquired = true;   // the acquirer has not released it
     uint64_t joined = 0;
     std::set<uint64_t> left;           // slots of sessions that had joined
     std::shared_ptr<const void> held;  // budget that the lease's pages take

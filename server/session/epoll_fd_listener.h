@@ -148,7 +148,7 @@ class EpollFdListener : public FdListener {
   bool accept_paused_ = false;
   bool out_of_descriptors_ = false;
   TimePoint accept_again_;
-  TimePoint pools_next_ = TimePoint::max();  // when pools are to be looked at
+  TimePoint pools_next_ = TimePoint::max();  // time of the next check of pools
 
   const std::shared_ptr<OwnerTasks> tasks_;  // shared with sockets for calls
   const std::shared_ptr<UnreadDescriptors> unread_;

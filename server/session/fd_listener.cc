@@ -238,7 +238,8 @@ bool EpollFdListener::OpenSession(uint64_t number, Connection& connection, FdMes
       hello.ok() ? OpenFor(connection, hello->request) : hello.status();
   if (!session.ok()) {
     LogWarningLimited("session refused: {}", session.status().ToString());
-    metrics_.hellos_refused.Add();  // before the refusal, which the process may act on
+    // Counted before the refusal, because the process may react to that at once.
+    metrics_.hellos_refused.Add();
     RefuseHello(connection.socket->get(), session.status());
     return false;
   }

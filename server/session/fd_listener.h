@@ -24,7 +24,7 @@ class FdListener {
   struct Options {
     std::string path;
     SessionLimits limits;
-    uint64_t epoch = 0;  // of the slabs
+    uint64_t epoch = 0;  // epoch of the slabs
     SessionTenants tenants = {};
     PoolPlane* pools = nullptr;  // null: none; outlives this
     // Null: sessions get no sockets for Acquires, or for Reserves and Commits; they outlive this.

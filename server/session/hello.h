@@ -21,7 +21,7 @@ namespace crumb::server {
 
 inline constexpr uint32_t kSessionProtocolVersion = 1;
 
-// Whether sessions need a tenant's token, and what they get for it.
+// Whether sessions need a tenant's token, and the resources that they get with it.
 struct SessionTenants {
   const TenantTable* table = nullptr;  // null: no tokens
   bool shared_memory = false;          // whether tenants may open sessions at all
@@ -31,8 +31,8 @@ struct SessionTenants {
 struct Hello {
   SessionTable::OpenRequest request;
   bool pool_socket = false;     // the process takes a socket for pools
-  bool call_socket = false;     // and one for calls
-  bool staging_socket = false;  // and a second one, for Reserve and Commit
+  bool call_socket = false;     // the process takes a socket for Acquires
+  bool staging_socket = false;  // the process takes a second socket, for Reserve and Commit
   UniqueFd pidfd;
 };
 
@@ -48,7 +48,7 @@ void RefuseHello(int socket, const absl::Status& why);
 
 struct WelcomePools {
   bool kept = false;  // the process may send PoolRequests
-  int socket = -1;    // where it does; -1: the session's
+  int socket = -1;    // the socket for PoolRequests; -1: the session's
 };
 
 // The process's ends of its sockets for calls; -1: none.
@@ -68,8 +68,8 @@ absl::Status SendWelcome(const DescriptorSender& send, const Session& session,
                          uint32_t lease_pages_max, WelcomePools pools = {},
                          WelcomeCalls calls = {});
 
-// Names the owner of what a process can make block (OwnerTasks): its tenant, or without one its
-// user.
+// Returns the owner of tasks that a process can make block (OwnerTasks): its tenant, or its user if
+// it has no tenant.
 std::string OwnerOf(const std::string& tenant, unsigned user);
 
 }  // namespace crumb::server

@@ -20,11 +20,20 @@
 namespace crumb::server {
 
 // One process that shares memory with crumbd. Thread-safe; calls in progress keep it alive after it
-// ended.
+// ended. SessionTable makes the transitions of its phase:
+//
+//   kOpen --Disconnect--> kDisconnected --Settle, End--> kEnded
+//     |                                                    ^
+//     '---------------------- End -------------------------'
+//
+//   kOpen          calls are served
+//   kDisconnected  the process closed its connection but is still running and may read leased
+//                  pages. It has no staging memory, and only calls that release are served. Settle
+//                  ends the session when its engine has no lease and SessionMemory holds nothing
+//   kEnded         the process exited, or has released everything. Its holds of leases have ended,
+//                  and its token is not found any more
 class Session {
  public:
-  // kOpen: calls are served. kDisconnected: the process closed its connection but lives; it can
-  // only release. kEnded: it is gone.
   enum class Phase : uint8_t { kOpen, kDisconnected, kEnded };
 
   Session(const RandomId& token, std::string process_name, std::shared_ptr<Engine> engine,
@@ -40,14 +49,14 @@ class Session {
   Phase phase() const { return phase_.load(); }
   AcquireLedger& acquires() { return acquires_; }
 
-  // Notes that the session joined a lease of its engine. False: the session has ended.
+  // Counts a join of a lease of the session's engine. Returns false if the session has ended.
   bool NoteJoined(storage::LeaseId lease) {
     MutexLock lock(&mutex_);
     if (phase_.load() == Phase::kEnded) return false;
     ++joined_[lease];
     return true;
   }
-  // Takes one such note back. False: there is none.
+  // Subtracts one such join. Returns false if there is none.
   bool TakeJoined(storage::LeaseId lease) {
     MutexLock lock(&mutex_);
     const auto found = joined_.find(lease);
@@ -55,7 +64,7 @@ class Session {
     if (--found->second == 0) joined_.erase(found);
     return true;
   }
-  // All notes, one entry each, once the phase is kEnded.
+  // Removes and returns all joins, with one entry per join. REQUIRES: the phase is kEnded.
   std::vector<storage::LeaseId> TakeAllJoined() {
     MutexLock lock(&mutex_);
     std::vector<storage::LeaseId> all;
@@ -64,29 +73,30 @@ class Session {
     return all;
   }
 
-  // Called by the table that holds the session.
+  // REQUIRES: the caller is the SessionTable that has the session.
   void SetPhase(Phase phase) { phase_.store(phase); }
   std::shared_ptr<StagingArea> TakeStaging() {
     MutexLock lock(&mutex_);
     return std::move(staging_);
   }
 
-  // How the process gets slabs; null: it has them all. Set before the process knows its token.
+  // Sets the object that grants slabs to the process; null if the process has all slabs. REQUIRES:
+  // the process has not received its token.
   void SetSlabs(std::shared_ptr<SlabGate> slabs) { slabs_ = std::move(slabs); }
   SlabGate* slabs() const { return slabs_.get(); }
 
-  // Null without staging memory, and once the session is no longer open.
+  // Returns the staging memory; null if there is none or the session is no longer open.
   std::shared_ptr<StagingArea> staging() const {
     MutexLock lock(&mutex_);
     return staging_;
   }
 
-  // The queue of the session's stream; null when none is open.
+  // Returns the queue of the session's stream; null if no stream is open.
   std::shared_ptr<NoticeQueue> notices() const {
     MutexLock lock(&mutex_);
     return notices_;
   }
-  // False: a stream is open already.
+  // Sets the queue of a new stream. Returns false if a stream is open already.
   bool OpenNotices(std::shared_ptr<NoticeQueue> notices) {
     MutexLock lock(&mutex_);
     if (notices_ != nullptr) return false;

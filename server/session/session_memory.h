@@ -11,11 +11,12 @@ class Session;
 class SessionMemory {
  public:
   virtual ~SessionMemory() = default;
-  // Whether the process may be using what others would get when its session ended.
+  // Whether the process may still be using memory that others would get if its session ended.
   virtual bool Holds(const Session& session) const = 0;
-  // No request is sent to the process from here on; it may live and use what it holds.
+  // Records that no request is sent to the process from here on. It may live and use the memory
+  // that it holds.
   virtual void CallsEnded(const Session& session) = 0;
-  // The process is gone, or has given back all it held.
+  // Records that the process has ended, or has released everything that it held.
   virtual void ProcessEnded(const Session& session) = 0;
 };
 

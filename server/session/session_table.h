@@ -19,15 +19,17 @@
 
 namespace crumb::server {
 
-// Sessions and engines, and what ends with them. Knows no sockets. Thread-safe.
+// The sessions and engines of this node. It makes the transitions of Session::Phase and ends the
+// leases, reservations and staging memory that end with them. FdListener opens sessions and reports
+// when a process closes its connection or exits; this table uses no sockets. Thread-safe.
 class SessionTable {
  public:
   struct OpenRequest {
     std::string process_name;
-    std::string engine;  // 16 random bytes that its processes agreed on; empty: one of its own
+    std::string engine;  // 16 random bytes that all its processes send; empty: a new engine
     unsigned uid = 0;
-    uint64_t staging_bytes = 0;  // wanted
-    std::string tenant;          // empty: none
+    uint64_t staging_bytes = 0;  // size that the process requests
+    std::string tenant;          // empty if it has none
   };
   struct Totals {
     size_t sessions = 0;
@@ -38,8 +40,8 @@ class SessionTable {
     uint64_t staging_bytes = 0;
   };
 
-  // `part_max_percent`: of sessions, engines and staging memory, for one tenant (TenantBudget). The
-  // references must outlive this.
+  // `part_max_percent` limits one tenant's part of sessions, engines and staging memory
+  // (TenantBudget). The references must outlive this.
   SessionTable(const SessionLimits& limits, storage::TieredStore& store, ServerMetrics& metrics,
                int64_t part_max_percent = 100)
       : limits_(limits),
@@ -49,39 +51,41 @@ class SessionTable {
         engine_budget_(static_cast<uint64_t>(limits.engines_max), part_max_percent),
         staging_budget_(limits.staging_total_bytes_max.value, part_max_percent) {}
 
-  // Called, on any thread, after sessions ended otherwise than by End. Set before use.
+  // Sets the function that is called, on any thread, after Settle has ended sessions. REQUIRES: it
+  // is called before all other methods.
   void OnEnded(std::function<void()> ended) { ended_ = std::move(ended); }
 
-  // Sets the object that is notified of sessions that end, from now on; outlives the calls here.
-  // Set before use.
+  // Sets the object that is notified of sessions that end. It must outlive all calls. REQUIRES: it
+  // is called before all other methods.
   void SetMemory(SessionMemory* memory) { memory_ = memory; }
 
   // kInvalidArgument: the engine's id has a wrong size; kNotFound: another user's or tenant's
   // engine has it; kResourceExhausted: too many sessions, engines or staging memory.
   absl::StatusOr<std::shared_ptr<Session>> Open(const OpenRequest& request);
 
-  // The session of a token; null when there is none.
+  // Returns the session of a token; null if there is none.
   std::shared_ptr<Session> Find(std::string_view token) const;
 
-  // The process closed its connection but lives: staging memory and reservations go; the session
-  // ends as soon as its engine holds no lease, because the process may be reading leased pages.
+  // Handles a process that closed its connection but is still running (kOpen -> kDisconnected):
+  // frees its staging memory and reservations. The session ends as soon as its engine has no lease,
+  // because until then the process may read leased pages.
   void Disconnect(const std::shared_ptr<Session>& session);
 
-  // The process is gone: the leases that it acquired or joined end unless other sessions joined
-  // them; all leases end with their engine's last process. Idempotent.
+  // Handles the exit of a process (-> kEnded): the leases that it acquired or joined end unless
+  // other sessions joined them, and all leases end with the engine's last process. Idempotent.
   void End(const std::shared_ptr<Session>& session);
 
-  // The session holds a lease of its engine too, until it releases it or its process is gone.
-  // False: the engine has no such lease, or the session has ended.
+  // Adds a hold of a lease of the session's engine. The hold ends with Release or with the process.
+  // Returns false if the engine has no such lease, or the session has ended.
   bool Join(Session& session, storage::LeaseId lease);
 
-  // Gives up what the session holds of a lease of its engine; the last holder ends the lease.
-  // False: the engine has no such lease.
+  // Ends the session's hold of a lease of its engine; the lease ends with its last hold. Returns
+  // false if the engine has no such lease.
   bool Release(Session& session, storage::LeaseId lease);
 
-  // The session's stream has ended: no request can be sent to it.
+  // Handles the end of the session's stream: no request can be sent to the process any more.
   void NoteStreamEnd(const Session& session);
-  // The session holds less than before: ends it if it is disconnected and holds nothing.
+  // Handles the release of memory (SessionMemory): ends a disconnected session that holds nothing.
   void NoteLetGo(const Session& session);
 
   Totals totals() const;
@@ -91,7 +95,7 @@ class SessionTable {
   struct EngineEntry {
     std::shared_ptr<Engine> engine;
     size_t sessions = 0;
-    size_t disconnected = 0;  // of them
+    size_t disconnected = 0;  // number of these sessions that are disconnected
   };
 
   // Takes a session's places in the budgets, or none of them.
@@ -99,8 +103,8 @@ class SessionTable {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::shared_ptr<Engine>> JoinLocked(const OpenRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Memory and leases that ended sessions leave behind. To free them takes time in their size: to
-  // unmap 256 MiB of staging memory, some 10 ms. So that happens without the lock.
+  // Memory and leases of ended sessions. They are freed without the lock, because that takes time
+  // in their size: unmapping 256 MiB of staging memory takes some 10 ms.
   struct Remains {
     Engine::Ended ended;
     std::vector<std::shared_ptr<StagingArea>> staging;
@@ -119,7 +123,7 @@ class SessionTable {
   TenantBudget engine_budget_;
   TenantBudget staging_budget_;
   std::function<void()> ended_ = [] {};
-  SessionMemory* memory_ = nullptr;  // null: processes hold no more than is known here
+  SessionMemory* memory_ = nullptr;  // null: sessions have no other memory
 
   mutable Mutex mutex_;
   std::unordered_map<uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mutex_);

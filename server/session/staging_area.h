@@ -61,8 +61,9 @@ class StagingArea {
   // Gives a reservation back. False: there is none, or it is being committed.
   bool Abort(uint64_t offset, uint64_t request = 0);
 
-  // Gives back what Reserve `request` reserved, less what is being committed, and lets it reserve
-  // nothing more. The response to it may have been lost. Does nothing for 0.
+  // Ends the reservations of Reserve number `request`, except those that are being committed, and
+  // refuses later ones of that number. Callers use it if the response may have been lost. Does
+  // nothing for 0.
   void GiveUp(uint64_t request);
 
   // Takes a reservation for a commit. An empty pointer: there is none.
@@ -100,7 +101,7 @@ class StagingArea {
   const size_t reservations_max_;
   mutable Mutex mutex_;
   FreePieces free_ ABSL_GUARDED_BY(mutex_);  // never adjacent
-  // The same pieces by size, so that a fitting one is found however many are too small.
+  // The pieces of free_ sorted by size, to find a fitting one however many are too small.
   std::set<std::pair<uint64_t, uint64_t>> free_by_bytes_ ABSL_GUARDED_BY(mutex_);
   uint64_t free_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   Reservations reserved_ ABSL_GUARDED_BY(mutex_);

@@ -20,7 +20,7 @@ namespace {
 // A message of one byte takes 832 bytes of a socket's buffer, which has 208 KiB by default.
 constexpr size_t kMessagesWanted = 64;
 constexpr size_t kFdsPerMessageWanted = 16;
-// Percent of what the others leave that one owner may have unread.
+// Percentage of the budget, without the parts of other owners, that one owner may have unread.
 constexpr int64_t kPartPercent = 50;
 // Between two tries to send to a process that has to read first.
 constexpr Duration kRetry = std::chrono::milliseconds(1);

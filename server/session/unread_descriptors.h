@@ -41,8 +41,8 @@ class UnreadDescriptors {
   absl::Status Send(const std::string& owner, const Socket& socket, std::string bytes,
                     std::span<const int> fds);
 
-  // The same, for any number of descriptors: waits between messages, for `patience` in all, until
-  // there is room. `begun` is set once the first message was sent.
+  // Does the same for any number of descriptors: waits between messages, for `patience` in all,
+  // until there is room. `begun` is set after the first message was sent.
   absl::Status SendPatiently(const std::string& owner, const Socket& socket, std::string bytes,
                              std::span<const int> fds, Duration patience, bool* begun);
 
@@ -66,7 +66,7 @@ class UnreadDescriptors {
   absl::Status Take(const std::string& owner, const Socket& socket, uint64_t count);
   // A message of Take was sent, or could not be.
   void Sent(const Socket& socket, uint64_t not_sent);
-  // Gives back what was read.
+  // Frees the budget of messages that were read.
   void Sweep();
 
   const Drop drop_;

@@ -20,7 +20,7 @@ struct Tenant {
 
   std::string name;
   std::vector<Digest> tokens;      // SHA-256 of each: more than one while a token is replaced
-  uint64_t quota_bytes = 0;        // of pages in host memory and on SSD together; 0: no bound
+  uint64_t quota_bytes = 0;        // limit of pages in host memory and on SSD together; 0: no limit
   std::optional<Instant> expires;  // none: never
 };
 

@@ -14,7 +14,7 @@ namespace crumb::server {
 // Access of tenants: docs/security.md.
 struct TenantOptions {
   std::string file;  // empty: callers need no token, and name their tenant themselves
-  std::string shared_memory = "off";  // or own, or all
+  std::string shared_memory = "off";  // "off", "own" or "all"
   int64_t tenants_max = 256;
   int64_t part_max_percent = 50;  // TenantBudget
   Duration reload_interval = std::chrono::seconds(10);

@@ -15,7 +15,7 @@ absl::Status TenantQuotas::Take(const Tenant& tenant, uint64_t bytes) {
     MutexLock lock(&mutex_);
     outdated = !is_valid(sums_[tenant.name]);
   }
-  const uint64_t used = outdated ? used_bytes_(tenant.name) : 0;  // without the lock
+  const uint64_t used = outdated ? used_bytes_(tenant.name) : 0;  // read without the lock
   MutexLock lock(&mutex_);
   Sum& sum = sums_[tenant.name];
   if (outdated && !is_valid(sum)) sum = {used, now + kSumAge};

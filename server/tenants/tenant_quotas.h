@@ -16,10 +16,10 @@
 namespace crumb::server {
 
 // Decides whether a fragment fits in its tenant's quota of bytes. Summing a tenant's pages costs a
-// look at each of its keyspaces under the tiers' locks, so a sum is used for kSumAge, and what is
-// granted meanwhile is added to it. Pages that leave within that time count until it is over, and
-// so do fragments that were granted and then not stored. A sum misses the fragments that are being
-// committed while it is taken, by which the quota may be passed. Thread-safe.
+// read of each of its keyspaces under the tiers' locks, so a sum is used for kSumAge, and grants in
+// the meantime are added to it. Pages that leave within that time count until it is over, and so do
+// fragments that were granted and then not stored. A sum misses the fragments that are being
+// committed while it is taken, by which the quota may be exceeded. Thread-safe.
 class TenantQuotas {
  public:
   static constexpr Duration kSumAge = std::chrono::milliseconds(10);

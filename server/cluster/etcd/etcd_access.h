@@ -16,7 +16,7 @@ struct EtcdAccess {
   std::string ca_file;    // empty: plaintext
   std::string cert_file;  // empty: etcd requires none
   std::string key_file;
-  std::string server_name;  // that etcd's certificate carries; empty: the host of its address
+  std::string server_name;  // the name in etcd's certificate; empty: the host of its address
   Duration reload_interval = std::chrono::seconds(10);
   std::string user;  // empty: etcd requires none
   std::string password_file;

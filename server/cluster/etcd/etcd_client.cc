@@ -227,7 +227,8 @@ class GrpcEtcdClient final : public EtcdClient {
   void Cancel() override { calls_.Stop(); }
 
  private:
-  // As the user, where one is set. A token that etcd does not know any more is renewed once.
+  // Makes a call with the token of the user, if one is set. A token that etcd does not know any
+  // more is renewed once.
   template <typename Rpc>
   absl::Status Call(const Rpc& rpc) {
     CRUMB_RETURN_IF_ERROR(LogIn());
@@ -299,7 +300,7 @@ class GrpcEtcdClient final : public EtcdClient {
   OutgoingCalls calls_;
   Mutex mutex_;
   size_t current_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::string token_ ABSL_GUARDED_BY(mutex_);  // of the login; empty: none
+  std::string token_ ABSL_GUARDED_BY(mutex_);  // token of the login; empty if there is none
 };
 
 }  // namespace

@@ -20,7 +20,7 @@ struct EtcdEntry {
   std::string key;
   std::string value;
   int64_t mod_revision = 0;
-  bool deleted = false;  // in a watch: it is gone, `value` is empty
+  bool deleted = false;  // the watch saw its deletion, and `value` is empty
 };
 
 // The few calls of etcd that crumbd makes. Calls block until their deadline at most; after a
