@@ -75,12 +75,13 @@ class FetchRound {
         {keys_[page], fragments_.range(), FragmentSet::kTileBytes, {rooms_[room].data(), 0, 0}}};
     const TimePoint begin = Clock::Real().Now();
     const auto started = transport_.Fetch(
-        address_, std::move(request),
-        [this, room, begin](const transport::FetchAnswer& answer) { OnDone(room, begin, answer); });
+        address_, std::move(request), [this, room, begin](const transport::FetchResponse& answer) {
+          OnDone(room, begin, answer);
+        });
     if (!started.ok()) Stop(started.status());
   }
 
-  void OnDone(size_t room, TimePoint begin, const transport::FetchAnswer& answer) {
+  void OnDone(size_t room, TimePoint begin, const transport::FetchResponse& answer) {
     const transport::PageStatus status = answer.pages[0].status;
     if (status != transport::PageStatus::kHit) {
       return Stop(absl::UnavailableError(fmt::format("a fetch ended as {}: {}",
@@ -139,7 +140,7 @@ FragmentSetSource::FragmentSetSource(size_t fragment_bytes, size_t pages)
 }
 
 void FragmentSetSource::Acquire(transport::SourceRequest request, Reply reply) {
-  transport::SourceAnswer answer;
+  transport::SourceResponse answer;
   const bool known = request.session == kSession && request.keyspace == fragments_.keyspace() &&
                      request.generation == fragments_.generation();
   for (const auto& wanted : request.pages) {

@@ -40,7 +40,7 @@ struct Connection {
   std::string address;
   std::unique_ptr<Link> link;
   TimePoint used;    // when it last carried a frame of a fetch or a serve
-  Timers::Id timer;  // in kHello for the peer's hello, in kUp for idleness
+  Timers::Id timer;  // kHello: waits for the peer's hello; kUp: for the idle time
 
   std::unordered_set<FetchId> fetches;                         // this node's, in flight
   std::unordered_map<FetchId, std::shared_ptr<Serve>> serves;  // the peer's, in flight

@@ -62,10 +62,10 @@ struct TilePlaces {
 };
 
 // A requested page, or a part of it.
-struct PageWish {
+struct RequestedPage {
   PageKey key;
   TileRange range;          // the requested layers and global KV heads
-  uint32_t tile_bytes = 0;  // of each tile; a page with tiles of another size is corrupt
+  uint32_t tile_bytes = 0;  // size of each tile; a page with tiles of another size is corrupt
   TilePlaces places;
 };
 
@@ -73,8 +73,8 @@ struct PageWish {
 struct FetchRequest {
   SessionToken session{};
   KeyspaceId keyspace;
-  uint64_t generation = 0;  // of the keyspace; pages of another generation are kStale
-  std::vector<PageWish> pages;
+  uint64_t generation = 0;  // the keyspace's generation; pages of another one are kStale
+  std::vector<RequestedPage> pages;
   TimePoint deadline = TimePoint::max();
   // Owns the memory that `places` point into. The transport drops this reference when nothing can
   // write to that memory any more. That may be after `done`: a transfer that the deadline overtook
@@ -89,15 +89,15 @@ struct FetchedFragment {
   TileRange delivered;    // the part of the requested range that the fragment covers
 };
 
-struct PageAnswer {
+struct PageResponse {
   PageStatus status = PageStatus::kUnavailable;
   // kHit: the fragments cover the requested range without overlap. Otherwise empty, and the
   // contents of the memory that `places` point to are undefined.
   std::vector<FetchedFragment> fragments;
 };
 
-struct FetchAnswer {
-  std::vector<PageAnswer> pages;  // one per requested page, in order
+struct FetchResponse {
+  std::vector<PageResponse> pages;  // one per requested page, in order
   // The reason, for the log, if a page is kUnavailable, kCorrupt, kRefused or kBusy.
   // kFailedPrecondition: this transport and the peer's have no common version, so that no request
   // was sent.
@@ -106,7 +106,7 @@ struct FetchAnswer {
 
 // Called once per accepted fetch on the transport's progress thread. REQUIRES: it does not block.
 // It may call Fetch and Cancel.
-using FetchDone = std::function<void(FetchAnswer)>;
+using FetchDone = std::function<void(FetchResponse)>;
 
 using FetchId = uint64_t;
 

@@ -52,7 +52,7 @@ struct SourcePage {
   std::vector<SourceFragment> fragments;
 };
 
-struct SourceAnswer {
+struct SourceResponse {
   std::vector<SourcePage> pages;  // one per page of the request, in order
   // Keeps the fragments' bytes in place. It is dropped on the progress thread when the last send
   // has completed or its connection was closed by force. REQUIRES: its destructor does not block.
@@ -63,12 +63,13 @@ struct SourceAnswer {
 // that are present. Thread-safe.
 class FragmentSource {
  public:
-  using Reply = std::function<void(SourceAnswer)>;
+  using Reply = std::function<void(SourceResponse)>;
 
   virtual ~FragmentSource() = default;
 
   // Called on the progress thread. REQUIRES: it does not block, and it calls `reply` exactly once,
-  // from here or later from any thread. After the transport stopped, `reply` only drops the answer.
+  // from here or later from any thread. After the transport stopped, `reply` only drops the
+  // response.
   virtual void Acquire(SourceRequest request, Reply reply) = 0;
 };
 

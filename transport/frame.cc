@@ -17,12 +17,12 @@ constexpr size_t kHeaderSumOffset = kFrameHeaderBytes - 4;
 constexpr size_t kHelloBytes = 16;
 constexpr size_t kFetchFixedBytes = 72;
 constexpr size_t kFetchPageBytes = 48;
-constexpr size_t kAnswerFixedBytes = 8;
-constexpr size_t kAnswerPageBytes = 4;
-constexpr size_t kAnswerFragmentBytes = 4;
+constexpr size_t kResponseFixedBytes = 8;
+constexpr size_t kResponsePageBytes = 4;
+constexpr size_t kResponseFragmentBytes = 4;
 
 static_assert(kFetchFixedBytes + kFetchPagesMax * kFetchPageBytes <= kControlBodyMax);
-static_assert(kAnswerFixedBytes + kAnswerPageBytes + kAnswerFragmentBytes +
+static_assert(kResponseFixedBytes + kResponsePageBytes + kResponseFragmentBytes +
                   FragmentHeaderBytes(kFragmentTilesMax) <=
               kControlBodyMax);
 
@@ -52,12 +52,12 @@ TileRange LoadRange(const std::byte* from) {
           {LoadLittle<uint16_t>(from + 4), LoadLittle<uint16_t>(from + 6)}};
 }
 
-// Returns the next fragment header of an answer and advances `at`.
+// Returns the next fragment header of a response and advances `at`.
 absl::StatusOr<std::span<const std::byte>> NextHeader(std::span<const std::byte> body, size_t& at) {
-  if (body.size() - at < kAnswerFragmentBytes) return Malformed("answer ends early");
+  if (body.size() - at < kResponseFragmentBytes) return Malformed("response ends early");
   const size_t size = LoadLittle<uint32_t>(body.data() + at);
-  at += kAnswerFragmentBytes;
-  if (size > body.size() - at) return Malformed("answer ends early");
+  at += kResponseFragmentBytes;
+  if (size > body.size() - at) return Malformed("response ends early");
   const auto header = body.subspan(at, size);
   at += size;
   return header;
@@ -130,7 +130,7 @@ absl::StatusOr<uint16_t> CommonVersion(const Hello& ours, const Hello& theirs) {
   const uint16_t version = std::min(ours.version_max, theirs.version_max);
   if (version >= std::max(ours.version_min, theirs.version_min)) return version;
   return absl::FailedPreconditionError(
-      "peer speaks versions " + std::to_string(theirs.version_min) + " to " +
+      "peer supports versions " + std::to_string(theirs.version_min) + " to " +
       std::to_string(theirs.version_max) + " of the transport, this node " +
       std::to_string(ours.version_min) + " to " + std::to_string(ours.version_max) +
       "; upgrade the older one");
@@ -179,59 +179,59 @@ absl::StatusOr<FetchBody> DecodeFetch(std::span<const std::byte> body) {
   return fetch;
 }
 
-size_t AnswerPageBytes(const AnswerBody::Page& page) {
-  size_t bytes = kAnswerPageBytes;
-  for (const auto header : page.headers) bytes += kAnswerFragmentBytes + header.size();
+size_t ResponsePageBytes(const ResponseBody::Page& page) {
+  size_t bytes = kResponsePageBytes;
+  for (const auto header : page.headers) bytes += kResponseFragmentBytes + header.size();
   return bytes;
 }
 
-std::vector<std::byte> EncodeAnswer(const AnswerBody& answer) {
-  size_t size = kAnswerFixedBytes;
-  for (const AnswerBody::Page& page : answer.pages) size += AnswerPageBytes(page);
+std::vector<std::byte> EncodeResponse(const ResponseBody& response) {
+  size_t size = kResponseFixedBytes;
+  for (const ResponseBody::Page& page : response.pages) size += ResponsePageBytes(page);
   std::vector<std::byte> body(size);
   std::byte* to = body.data();
-  StoreLittle(to, answer.first_page);
-  StoreLittle(to + 4, static_cast<uint32_t>(answer.pages.size()));
-  to += kAnswerFixedBytes;
-  for (const AnswerBody::Page& page : answer.pages) {
+  StoreLittle(to, response.first_page);
+  StoreLittle(to + 4, static_cast<uint32_t>(response.pages.size()));
+  to += kResponseFixedBytes;
+  for (const ResponseBody::Page& page : response.pages) {
     StoreLittle(to, static_cast<uint8_t>(page.status));
     StoreLittle(to + 2, static_cast<uint16_t>(page.headers.size()));
-    to += kAnswerPageBytes;
+    to += kResponsePageBytes;
     for (const auto header : page.headers) {
       StoreLittle(to, static_cast<uint32_t>(header.size()));
-      std::memcpy(to + kAnswerFragmentBytes, header.data(), header.size());
-      to += kAnswerFragmentBytes + header.size();
+      std::memcpy(to + kResponseFragmentBytes, header.data(), header.size());
+      to += kResponseFragmentBytes + header.size();
     }
   }
   return body;
 }
 
-absl::StatusOr<AnswerBody> DecodeAnswer(std::span<const std::byte> body) {
-  if (body.size() < kAnswerFixedBytes) return Malformed("answer too short");
-  AnswerBody answer;
-  answer.first_page = LoadLittle<uint32_t>(body.data());
+absl::StatusOr<ResponseBody> DecodeResponse(std::span<const std::byte> body) {
+  if (body.size() < kResponseFixedBytes) return Malformed("response too short");
+  ResponseBody response;
+  response.first_page = LoadLittle<uint32_t>(body.data());
   const size_t pages = LoadLittle<uint32_t>(body.data() + 4);
-  if (pages > kFetchPagesMax) return Malformed("answer of too many pages");
-  size_t at = kAnswerFixedBytes;
+  if (pages > kFetchPagesMax) return Malformed("response of too many pages");
+  size_t at = kResponseFixedBytes;
   for (size_t i = 0; i < pages; ++i) {
-    if (body.size() - at < kAnswerPageBytes) return Malformed("answer ends early");
-    AnswerBody::Page page;
+    if (body.size() - at < kResponsePageBytes) return Malformed("response ends early");
+    ResponseBody::Page page;
     page.status = static_cast<PageStatus>(LoadLittle<uint8_t>(body.data() + at));
     const size_t fragments = LoadLittle<uint16_t>(body.data() + at + 2);
-    at += kAnswerPageBytes;
+    at += kResponsePageBytes;
     if (static_cast<int>(page.status) >= kPageStatusCount ||
         (page.status == PageStatus::kHit) != (fragments > 0)) {
-      return Malformed("answer of an unknown status");
+      return Malformed("response of an unknown status");
     }
     for (size_t f = 0; f < fragments; ++f) {
       absl::StatusOr<std::span<const std::byte>> header = NextHeader(body, at);
       if (!header.ok()) return header.status();
       page.headers.push_back(*header);
     }
-    answer.pages.push_back(std::move(page));
+    response.pages.push_back(std::move(page));
   }
-  if (at != body.size()) return Malformed("bytes behind the answer");
-  return answer;
+  if (at != body.size()) return Malformed("bytes behind the response");
+  return response;
 }
 
 }  // namespace crumb::transport

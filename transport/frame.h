@@ -16,7 +16,7 @@
 // hostile input and return kDataLoss for malformed bytes.
 namespace crumb::transport {
 
-// The range of protocol versions that this implementation speaks.
+// The range of protocol versions that this implementation supports.
 inline constexpr uint16_t kVersionMin = 1;
 inline constexpr uint16_t kVersionMax = 1;
 
@@ -25,11 +25,11 @@ struct FrameVersions {
   uint16_t max = kVersionMax;
 };
 
-// The longest body, in bytes, of any frame but kData. It bounds what a peer makes this node buffer,
+// The longest body, in bytes, of any frame but kData. It bounds the memory that a peer can occupy,
 // and has room for kFetchPagesMax pages and for the header of the largest fragment (frame.cc).
 inline constexpr size_t kControlBodyMax = 512 << 10;
 
-enum class FrameType : uint8_t { kHello = 1, kFetch = 2, kAnswer = 3, kData = 4, kCancel = 5 };
+enum class FrameType : uint8_t { kHello = 1, kFetch = 2, kResponse = 3, kData = 4, kCancel = 5 };
 
 struct FrameHeader {
   FrameType type = FrameType::kHello;
@@ -61,7 +61,7 @@ struct Hello {
 
 std::vector<std::byte> EncodeHello(const Hello& hello);
 absl::StatusOr<Hello> DecodeHello(std::span<const std::byte> body);
-// Returns the highest version that both sides speak. kFailedPrecondition: there is none.
+// Returns the highest version that both sides support. kFailedPrecondition: there is none.
 absl::StatusOr<uint16_t> CommonVersion(const Hello& ours, const Hello& theirs);
 
 // The body of a kFetch.
@@ -84,9 +84,9 @@ inline constexpr size_t kFetchPagesMax = 8192;
 std::vector<std::byte> EncodeFetch(const FetchBody& fetch);
 absl::StatusOr<FetchBody> DecodeFetch(std::span<const std::byte> body);
 
-// The body of a kAnswer: consecutive pages from `first_page` on, with the encoded headers of their
-// fragments. A long answer consists of several frames.
-struct AnswerBody {
+// The body of a kResponse: consecutive pages from `first_page` on, with the encoded headers of
+// their fragments. A long response consists of several frames.
+struct ResponseBody {
   struct Page {
     PageStatus status = PageStatus::kAbsent;
     std::vector<std::span<const std::byte>> headers;  // refer to the encoded or decoded bytes
@@ -95,8 +95,8 @@ struct AnswerBody {
   std::vector<Page> pages;
 };
 
-size_t AnswerPageBytes(const AnswerBody::Page& page);
-std::vector<std::byte> EncodeAnswer(const AnswerBody& answer);
-absl::StatusOr<AnswerBody> DecodeAnswer(std::span<const std::byte> body);
+size_t ResponsePageBytes(const ResponseBody::Page& page);
+std::vector<std::byte> EncodeResponse(const ResponseBody& response);
+absl::StatusOr<ResponseBody> DecodeResponse(std::span<const std::byte> body);
 
 }  // namespace crumb::transport

@@ -12,14 +12,14 @@ namespace crumb::transport {
 namespace {
 
 absl::Status MalformedFetch(const char* what) {
-  return absl::DataLossError(std::string("malformed answer: ") + what);
+  return absl::DataLossError(std::string("malformed response: ") + what);
 }
 
-void FillStrides(PageWish& wish) {
-  TilePlaces& places = wish.places;
-  if (places.head_stride == 0) places.head_stride = wish.tile_bytes;
+void FillStrides(RequestedPage& requested) {
+  TilePlaces& places = requested.places;
+  if (places.head_stride == 0) places.head_stride = requested.tile_bytes;
   if (places.layer_stride == 0) {
-    places.layer_stride = places.head_stride * static_cast<size_t>(wish.range.heads.size());
+    places.layer_stride = places.head_stride * static_cast<size_t>(requested.range.heads.size());
   }
 }
 
@@ -56,17 +56,18 @@ absl::Status IncomingFetch::Check(const FetchRequest& request, size_t pages_max)
     return absl::InvalidArgumentError("a fetch has between 1 and " + std::to_string(pages_max) +
                                       " pages, not " + std::to_string(request.pages.size()));
   }
-  for (const PageWish& wish : request.pages) {
-    if (!IsTileRange(wish.range)) {
+  for (const RequestedPage& requested : request.pages) {
+    if (!IsTileRange(requested.range)) {
       return absl::InvalidArgumentError(
           "a requested page needs layers and heads, 65536 tiles at most");
     }
-    if (wish.tile_bytes == 0 || wish.tile_bytes > kTileBytesMax || wish.places.first == nullptr) {
+    if (requested.tile_bytes == 0 || requested.tile_bytes > kTileBytesMax ||
+        requested.places.first == nullptr) {
       return absl::InvalidArgumentError(
           "a requested page needs tile_bytes of at most 1 MiB and places");
     }
-    const TilePlaces& places = wish.places;
-    if (places.head_stride != 0 && places.head_stride < wish.tile_bytes) {
+    const TilePlaces& places = requested.places;
+    if (places.head_stride != 0 && places.head_stride < requested.tile_bytes) {
       return absl::InvalidArgumentError("head_stride is shorter than a tile");
     }
   }
@@ -75,7 +76,7 @@ absl::Status IncomingFetch::Check(const FetchRequest& request, size_t pages_max)
 
 IncomingFetch::IncomingFetch(FetchRequest request)
     : request_(std::move(request)), pages_(request_.pages.size()) {
-  for (PageWish& wish : request_.pages) FillStrides(wish);
+  for (RequestedPage& requested : request_.pages) FillStrides(requested);
 }
 
 FetchBody IncomingFetch::Body(TimePoint now) const {
@@ -89,8 +90,8 @@ FetchBody IncomingFetch::Body(TimePoint now) const {
     body.time_left_us =
         static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(left).count());
   }
-  for (const PageWish& wish : request_.pages) {
-    body.pages.push_back({wish.key, wish.range, wish.tile_bytes});
+  for (const RequestedPage& requested : request_.pages) {
+    body.pages.push_back({requested.key, requested.range, requested.tile_bytes});
   }
   return body;
 }
@@ -101,7 +102,7 @@ void IncomingFetch::End(Page& page, PageStatus status) {
   if (status != PageStatus::kHit) page.fragments.clear();
 }
 
-PageStatus IncomingFetch::TakeHeader(Page& page, const PageWish& wish,
+PageStatus IncomingFetch::TakeHeader(Page& page, const RequestedPage& requested,
                                      std::span<const std::byte> encoded,
                                      std::vector<bool>& covered) {
   absl::StatusOr<FragmentHeader> header = DecodeFragmentHeader(encoded);
@@ -109,14 +110,14 @@ PageStatus IncomingFetch::TakeHeader(Page& page, const PageWish& wish,
     detail_.Update(header.status());
     return PageStatus::kCorrupt;
   }
-  if (header->keyspace != request_.keyspace || header->key != wish.key ||
-      header->tile_bytes != wish.tile_bytes || header->page_tokens != kPageTokens) {
+  if (header->keyspace != request_.keyspace || header->key != requested.key ||
+      header->tile_bytes != requested.tile_bytes || header->page_tokens != kPageTokens) {
     detail_.Update(absl::DataLossError("the peer sent another page than the requested one"));
     return PageStatus::kCorrupt;
   }
   if (header->generation != request_.generation) return PageStatus::kStale;
-  const TileRange delivered = Intersect(header->range, wish.range);
-  if (delivered.tiles() == 0 || !Cover(wish.range, delivered, covered)) {
+  const TileRange delivered = Intersect(header->range, requested.range);
+  if (delivered.tiles() == 0 || !Cover(requested.range, delivered, covered)) {
     detail_.Update(
         absl::DataLossError("the peer sent fragments that overlap or were not requested"));
     return PageStatus::kCorrupt;
@@ -127,11 +128,12 @@ PageStatus IncomingFetch::TakeHeader(Page& page, const PageWish& wish,
   return PageStatus::kHit;
 }
 
-void IncomingFetch::TakePage(Page& page, const PageWish& wish, const AnswerBody::Page& answer) {
-  if (answer.status != PageStatus::kHit) return End(page, answer.status);
-  std::vector<bool> covered(static_cast<size_t>(wish.range.tiles()));
-  for (const auto encoded : answer.headers) {
-    const PageStatus status = TakeHeader(page, wish, encoded, covered);
+void IncomingFetch::TakePage(Page& page, const RequestedPage& requested,
+                             const ResponseBody::Page& response) {
+  if (response.status != PageStatus::kHit) return End(page, response.status);
+  std::vector<bool> covered(static_cast<size_t>(requested.range.tiles()));
+  for (const auto encoded : response.headers) {
+    const PageStatus status = TakeHeader(page, requested, encoded, covered);
     if (status != PageStatus::kHit) return End(page, status);
   }
   if (page.tiles_left != covered.size()) return End(page, PageStatus::kNotCovered);
@@ -139,20 +141,20 @@ void IncomingFetch::TakePage(Page& page, const PageWish& wish, const AnswerBody:
 }
 
 absl::Status IncomingFetch::TakeResponse(std::span<const std::byte> body) {
-  CRUMB_ASSIGN_OR_RETURN(const AnswerBody answer, DecodeAnswer(body));
-  if (answer.first_page != answered_ || answer.pages.size() > pages_.size() - answered_) {
+  CRUMB_ASSIGN_OR_RETURN(const ResponseBody response, DecodeResponse(body));
+  if (response.first_page != responded_ || response.pages.size() > pages_.size() - responded_) {
     return MalformedFetch("not the pages that come next");
   }
-  for (const AnswerBody::Page& page : answer.pages) {
-    TakePage(pages_[answered_], request_.pages[answered_], page);
-    ++answered_;
+  for (const ResponseBody::Page& page : response.pages) {
+    TakePage(pages_[responded_], request_.pages[responded_], page);
+    ++responded_;
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::optional<TileBatch>> IncomingFetch::Claim(const FrameHeader& header,
                                                               size_t bytes) {
-  if (header.page >= answered_) return MalformedFetch("tiles of a page without an answer");
+  if (header.page >= responded_) return MalformedFetch("tiles of a page without a response");
   Page& page = pages_[header.page];
   if (page.ended && page.status != PageStatus::kHit) return std::optional<TileBatch>();
   if (header.fragment >= page.fragments.size()) return MalformedFetch("tiles of no fragment");
@@ -169,11 +171,12 @@ absl::StatusOr<std::optional<TileBatch>> IncomingFetch::Claim(const FrameHeader&
 }
 
 std::byte* IncomingFetch::Place(const TileBatch& batch, uint32_t index) const {
-  const PageWish& wish = request_.pages[batch.page];
+  const RequestedPage& requested = request_.pages[batch.page];
   const TileRange& delivered = pages_[batch.page].fragments[batch.fragment].what.delivered;
-  const auto layer = static_cast<size_t>(LayerOf(delivered, index) - wish.range.layers.begin);
-  const auto head = static_cast<size_t>(HeadOf(delivered, index) - wish.range.heads.begin);
-  return wish.places.first + layer * wish.places.layer_stride + head * wish.places.head_stride;
+  const auto layer = static_cast<size_t>(LayerOf(delivered, index) - requested.range.layers.begin);
+  const auto head = static_cast<size_t>(HeadOf(delivered, index) - requested.range.heads.begin);
+  return requested.places.first + layer * requested.places.layer_stride +
+         head * requested.places.head_stride;
 }
 
 uint32_t IncomingFetch::Sum(const TileBatch& batch, uint32_t index) const {
@@ -232,19 +235,19 @@ void IncomingFetch::Land(const TileBatch& batch, const absl::Status& outcome) {
   }
 }
 
-FetchAnswer IncomingFetch::Finish(PageStatus rest, const absl::Status& detail) {
-  FetchAnswer answer;
-  answer.detail = detail_.ok() ? detail : detail_;
+FetchResponse IncomingFetch::Finish(PageStatus rest, const absl::Status& detail) {
+  FetchResponse response;
+  response.detail = detail_.ok() ? detail : detail_;
   for (Page& page : pages_) {
     if (!page.ended) End(page, rest);
-    PageAnswer& out = answer.pages.emplace_back();
+    PageResponse& out = response.pages.emplace_back();
     out.status = page.status;
     if (page.status != PageStatus::kHit) continue;
     for (Fragment& fragment : page.fragments) out.fragments.push_back(std::move(fragment.what));
   }
-  answered_ = pages_.size();
+  responded_ = pages_.size();
   open_pages_ = 0;
-  return answer;
+  return response;
 }
 
 }  // namespace crumb::transport

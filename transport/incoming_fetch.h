@@ -25,8 +25,8 @@ struct TileBatch {
 };
 
 // The requesting side of a fetch. It validates the peer's frames and writes verified tiles to their
-// places. A page is unanswered, then open (answered as a hit, tiles missing), then ended. Not
-// thread-safe; belongs to the progress thread.
+// places. A page has no response at first, then is open (it is a hit, and tiles are missing), then
+// ended. Not thread-safe; belongs to the progress thread.
 class IncomingFetch {
  public:
   // Returns kInvalidArgument with the reason if a request is malformed.
@@ -36,11 +36,12 @@ class IncomingFetch {
 
   FetchBody Body(TimePoint now) const;
 
-  // Processes the body of a kAnswer. kDataLoss: it is malformed, so the connection must be closed.
+  // Processes the body of a kResponse. kDataLoss: it is malformed, so the connection must be
+  // closed.
   absl::Status TakeResponse(std::span<const std::byte> body);
 
   // Claims the tiles of a kData frame with a body of `bytes`. Returns nothing if the page has ended
-  // as a miss. kDataLoss: the tiles do not belong to the answer, or were claimed before.
+  // as a miss. kDataLoss: the tiles do not belong to the response, or were claimed before.
   absl::StatusOr<std::optional<TileBatch>> Claim(const FrameHeader& header, size_t bytes);
 
   // Copies the tiles of a claimed batch to their places and verifies them.
@@ -53,11 +54,11 @@ class IncomingFetch {
   void Land(const TileBatch& batch, const absl::Status& outcome);
 
   // Returns whether every page has ended.
-  bool complete() const { return answered_ == pages_.size() && open_pages_ == 0; }
+  bool complete() const { return responded_ == pages_.size() && open_pages_ == 0; }
 
-  // Ends the remaining pages with the status `rest` and moves the answer out. REQUIRES: it is
+  // Ends the remaining pages with the status `rest` and moves the response out. REQUIRES: it is
   // called once; only Land may follow.
-  FetchAnswer Finish(PageStatus rest, const absl::Status& detail);
+  FetchResponse Finish(PageStatus rest, const absl::Status& detail);
 
   const FetchRequest& request() const { return request_; }
   // Drops the reference to the destination's memory. REQUIRES: no transfer writes to it any more.
@@ -78,9 +79,9 @@ class IncomingFetch {
     uint32_t tiles_left = 0;
   };
 
-  void TakePage(Page& page, const PageWish& wish, const AnswerBody::Page& answer);
-  PageStatus TakeHeader(Page& page, const PageWish& wish, std::span<const std::byte> encoded,
-                        std::vector<bool>& covered);
+  void TakePage(Page& page, const RequestedPage& requested, const ResponseBody::Page& response);
+  PageStatus TakeHeader(Page& page, const RequestedPage& requested,
+                        std::span<const std::byte> encoded, std::vector<bool>& covered);
   void End(Page& page, PageStatus status);
   void CountTile(Page& page, bool verified);
   // The place of tile `index` of the delivered part, and its checksum in the header.
@@ -89,8 +90,8 @@ class IncomingFetch {
 
   FetchRequest request_;
   std::vector<Page> pages_;
-  size_t answered_ = 0;    // pages [0, answered_) have an answer
-  size_t open_pages_ = 0;  // answered pages that wait for tiles
+  size_t responded_ = 0;   // pages [0, responded_) have a response
+  size_t open_pages_ = 0;  // pages that are hits and wait for tiles
   absl::Status detail_;
 };
 

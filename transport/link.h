@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "transport/outgoing_answer.h"
+#include "transport/outgoing_response.h"
 
 // The interfaces between the protocol and the medium that carries its frames: UCX, or the loopback
 // fake. All objects belong to one progress thread.

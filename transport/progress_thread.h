@@ -31,7 +31,7 @@ class Inbox {
     if (closed_) return false;
     tasks_.push_back(std::move(task));
     waiting_.store(true, std::memory_order_release);
-    if (asleep_) wake_();  // under the lock, so that no call begins after Close has returned
+    if (asleep_) wake_();  // holds the lock, so that no call begins after Close has returned
     asleep_ = false;
     return true;
   }

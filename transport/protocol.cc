@@ -30,9 +30,9 @@ std::span<const std::byte> BodyOf(const Arrival& arrival) {
 }  // namespace
 
 Protocol::Protocol(TransportOptions options, FragmentSource* source, LinkMaker& links,
-                   const Clock& clock, std::function<void()> wake, FrameVersions speaks)
+                   const Clock& clock, std::function<void()> wake, FrameVersions supported)
     : options_(std::move(options)),
-      speaks_(speaks),
+      supported_(supported),
       clock_(clock),
       links_(links),
       inbox_(std::make_shared<Inbox>(std::move(wake))),
@@ -175,8 +175,8 @@ void Protocol::OnDown(Link* link, const absl::Status& status) {
 
 Hello Protocol::OwnHello() const {
   Hello hello;
-  hello.version_min = speaks_.min;
-  hello.version_max = speaks_.max;
+  hello.version_min = supported_.min;
+  hello.version_max = supported_.max;
   return hello;
 }
 
@@ -186,7 +186,7 @@ void Protocol::SendHello(Connection& connection) {
   OutgoingFrame frame;
   frame.header.type = FrameType::kHello;
   frame.body = EncodeHello(hello);
-  const uint16_t version = std::exchange(connection.version, speaks_.max);
+  const uint16_t version = std::exchange(connection.version, supported_.max);
   const uint64_t theirs = std::exchange(connection.theirs, 0);
   connection.Send(std::move(frame), 0, nullptr, nullptr);
   connection.version = version;
@@ -242,7 +242,7 @@ absl::Status Protocol::Dispatch(Connection& connection, const FrameHeader& heade
   if (connection.phase != Connection::Phase::kUp || header.version != connection.version) {
     return absl::DataLossError("a frame has another version than the hellos agreed on");
   }
-  const bool for_requester = header.type == FrameType::kAnswer || header.type == FrameType::kData;
+  const bool for_requester = header.type == FrameType::kResponse || header.type == FrameType::kData;
   if (for_requester != connection.ours)
     return absl::DataLossError("a frame does not belong to the role of the peer");
   if (header.type == FrameType::kData) return requester_.OnData(connection, header, arrival);
@@ -250,7 +250,7 @@ absl::Status Protocol::Dispatch(Connection& connection, const FrameHeader& heade
   if (body.size() != arrival.size())
     return absl::DataLossError("a control frame was sent by rendezvous");
   CRUMB_RETURN_IF_ERROR(CheckBody(header, body));
-  if (header.type == FrameType::kAnswer) return requester_.OnAnswer(connection, header, body);
+  if (header.type == FrameType::kResponse) return requester_.OnResponse(connection, header, body);
   if (header.type == FrameType::kFetch) return responder_.OnFetch(connection, header, body);
   responder_.OnCancel(connection, header);
   return absl::OkStatus();

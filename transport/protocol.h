@@ -28,7 +28,7 @@ class Protocol final : public LinkEvents, private ConnectionHost {
  public:
   // `wake` ends the sleep of the progress thread. `source` may be null: every request is refused.
   Protocol(TransportOptions options, FragmentSource* source, LinkMaker& links, const Clock& clock,
-           std::function<void()> wake, FrameVersions speaks = {});
+           std::function<void()> wake, FrameVersions supported = {});
 
   // Any thread may call these functions, whose contracts are those of Transport.
   absl::StatusOr<FetchId> Fetch(const std::string& address, FetchRequest request, FetchDone done);
@@ -68,7 +68,7 @@ class Protocol final : public LinkEvents, private ConnectionHost {
   void OnIdleTimer(uint64_t connection);
 
   const TransportOptions options_;
-  const FrameVersions speaks_;
+  const FrameVersions supported_;
   const Clock& clock_;
   LinkMaker& links_;
   Counters counters_;

@@ -83,15 +83,16 @@ void Requester::Finish(const FetchPtr& fetch, PageStatus rest, const absl::Statu
   parts_.timers.Remove(fetch->timer);
   fetches_.erase(fetch->id);
   fetch->ended = true;
-  FetchAnswer answer = fetch->state.Finish(rest, detail);
-  for (size_t i = 0; i < answer.pages.size(); ++i) {
-    const PageStatus status = answer.pages[i].status;
+  FetchResponse response = fetch->state.Finish(rest, detail);
+  for (size_t i = 0; i < response.pages.size(); ++i) {
+    const PageStatus status = response.pages[i].status;
     parts_.counters.pages_fetched[static_cast<size_t>(status)].Add();
     if (status != PageStatus::kHit) continue;
-    const PageWish& wish = fetch->state.request().pages[i];
-    parts_.counters.bytes_fetched.Add(static_cast<uint64_t>(wish.range.tiles()) * wish.tile_bytes);
+    const RequestedPage& requested = fetch->state.request().pages[i];
+    parts_.counters.bytes_fetched.Add(static_cast<uint64_t>(requested.range.tiles()) *
+                                      requested.tile_bytes);
   }
-  finished_.push_back({fetch, std::move(answer)});
+  finished_.push_back({fetch, std::move(response)});
 }
 
 bool Requester::RunFinished() {
@@ -99,7 +100,7 @@ bool Requester::RunFinished() {
   for (Finished& finished : std::exchange(finished_, {})) {
     const FetchPtr& fetch = finished.fetch;
     parts_.counters.fetches_in_flight.fetch_sub(1);
-    if (fetch->done) fetch->done(std::move(finished.answer));
+    if (fetch->done) fetch->done(std::move(finished.response));
     fetch->done = nullptr;
     if (fetch->pulls > 0) {
       Quarantine(fetch);
@@ -140,8 +141,8 @@ Requester::FetchPtr Requester::Of(const Connection& connection, FetchId id) cons
   return found->second;
 }
 
-absl::Status Requester::OnAnswer(Connection& connection, const FrameHeader& header,
-                                 std::span<const std::byte> body) {
+absl::Status Requester::OnResponse(Connection& connection, const FrameHeader& header,
+                                   std::span<const std::byte> body) {
   const FetchPtr fetch = Of(connection, header.fetch);
   if (!fetch) return absl::OkStatus();
   CRUMB_RETURN_IF_ERROR(fetch->state.TakeResponse(body));

@@ -21,7 +21,8 @@ namespace crumb::transport {
 // enforces deadlines, and keeps the memory of ended fetches in quarantine while transfers may write
 // to it.
 //
-//   Start --> sent when the connection is up --> answered --> every page ended --> Finish --> done
+//   Start --> sent when the connection is up --> all responses received --> every page ended -->
+//   Finish --> done
 //     \-- deadline, Cancel, or a broken connection --> Finish; unfinished transfers: quarantine
 //
 // Belongs to the progress thread.
@@ -47,8 +48,8 @@ class Requester {
   // REQUIRES: this node opened the connection, and its phase is kUp now.
   void OnUp(Connection& connection);
   // REQUIRES: the caller breaks the connection on an error. kDataLoss: the frame is malformed.
-  absl::Status OnAnswer(Connection& connection, const FrameHeader& header,
-                        std::span<const std::byte> body);
+  absl::Status OnResponse(Connection& connection, const FrameHeader& header,
+                          std::span<const std::byte> body);
   absl::Status OnData(Connection& connection, const FrameHeader& header, Arrival& arrival);
   void OnDown(Connection& connection, const absl::Status& why);
 
@@ -78,7 +79,7 @@ class Requester {
   using FetchPtr = std::shared_ptr<Fetch>;
   struct Finished {
     FetchPtr fetch;
-    FetchAnswer answer;
+    FetchResponse response;
   };
 
   absl::StatusOr<Connection*> ConnectionTo(const std::string& address);

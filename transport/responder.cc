@@ -11,16 +11,16 @@
 namespace crumb::transport {
 namespace {
 
-// Frames of one connection that are in the link at a time. It bounds what UCX queues for a slow
+// Frames of one connection that are in the link at a time. It bounds the queue of UCX for a slow
 // peer.
 constexpr int kFramesPostedMax = 32;
 // The longest time, in microseconds, for which a request is served, whatever its peer allows.
 constexpr uint64_t kTimeLeftMaxUs = uint64_t{60} * 1000 * 1000;
 
-SourceAnswer AllOf(const FetchBody& fetch, PageStatus status) {
-  SourceAnswer answer;
-  answer.pages.resize(fetch.pages.size(), SourcePage{status, {}});
-  return answer;
+SourceResponse AllOf(const FetchBody& fetch, PageStatus status) {
+  SourceResponse response;
+  response.pages.resize(fetch.pages.size(), SourcePage{status, {}});
+  return response;
 }
 
 SourceRequest RequestOf(const Connection& connection, const Serve& serve) {
@@ -65,10 +65,10 @@ absl::Status Responder::OnFetch(Connection& connection, const FrameHeader& heade
   unreplied_->fetch_add(1);
   parts_.source->Acquire(
       RequestOf(connection, *serve),
-      [this, weak, unreplied = unreplied_, inbox = parts_.inbox](SourceAnswer answer) {
+      [this, weak, unreplied = unreplied_, inbox = parts_.inbox](SourceResponse response) {
         unreplied->fetch_sub(1);
         // A shared pointer, because a std::function must be copyable.
-        auto kept = std::make_shared<SourceAnswer>(std::move(answer));
+        auto kept = std::make_shared<SourceResponse>(std::move(response));
         inbox->Post([this, weak, kept] { OnReply(weak, std::move(*kept)); });
       });
   return absl::OkStatus();
@@ -76,7 +76,7 @@ absl::Status Responder::OnFetch(Connection& connection, const FrameHeader& heade
 
 absl::Status Responder::Refuse(Connection& connection, const std::shared_ptr<Serve>& serve,
                                PageStatus status) {
-  // The memory per page: the request, its copy in the answer, and the answer.
+  // The memory per page: the request, its copy in OutgoingResponse, and the response itself.
   constexpr size_t kPageBytes = 2 * sizeof(FetchBody::Page) + sizeof(SourcePage);
   const uint64_t bytes = sizeof(Serve) + serve->body.pages.size() * kPageBytes;
   serve->refusal_bytes = bytes;
@@ -85,38 +85,38 @@ absl::Status Responder::Refuse(Connection& connection, const std::shared_ptr<Ser
     parts_.counters.unread_closes.Add();
     return absl::ResourceExhaustedError("the peer sends requests and does not read the replies");
   }
-  Answer(connection, serve, AllOf(serve->body, status));
+  Respond(connection, serve, AllOf(serve->body, status));
   return absl::OkStatus();
 }
 
-void Responder::OnReply(const std::weak_ptr<Serve>& weak, SourceAnswer answer) {
+void Responder::OnReply(const std::weak_ptr<Serve>& weak, SourceResponse response) {
   const std::shared_ptr<Serve> serve = weak.lock();
-  if (!serve || serve->answer) return;
+  if (!serve || serve->response) return;
   Connection* connection = parts_.host.Find(serve->connection);
-  if (connection != nullptr) Answer(*connection, serve, std::move(answer));
+  if (connection != nullptr) Respond(*connection, serve, std::move(response));
 }
 
-void Responder::Answer(Connection& connection, const std::shared_ptr<Serve>& serve,
-                       SourceAnswer answer) {
+void Responder::Respond(Connection& connection, const std::shared_ptr<Serve>& serve,
+                        SourceResponse response) {
   Counters& counters = parts_.counters;
   const size_t frame_bytes = parts_.options.FrameBytes();
-  serve->answer.emplace(serve->body, std::move(answer), frame_bytes);
-  if (absl::Status status = serve->answer->Check(); !status.ok()) {
+  serve->response.emplace(serve->body, std::move(response), frame_bytes);
+  if (absl::Status status = serve->response->Check(); !status.ok()) {
     LogError("fragments for {} cannot be sent: {}", connection.address,
              std::string(status.message()));
-    serve->answer.emplace(serve->body, AllOf(serve->body, PageStatus::kAbsent), frame_bytes);
+    serve->response.emplace(serve->body, AllOf(serve->body, PageStatus::kAbsent), frame_bytes);
   }
-  const uint64_t bytes = serve->answer->tile_bytes_total();
+  const uint64_t bytes = serve->response->tile_bytes_total();
   const uint64_t others = counters.serve_bytes_in_flight;
   // A single fetch is always served, however large it is.
   if (others > 0 && others + bytes > parts_.options.serve_bytes_max.value) {
     counters.serves_refused.Add();
-    serve->answer.emplace(serve->body, AllOf(serve->body, PageStatus::kBusy), frame_bytes);
+    serve->response.emplace(serve->body, AllOf(serve->body, PageStatus::kBusy), frame_bytes);
   } else {
     serve->bytes = bytes;
     counters.serve_bytes_in_flight.fetch_add(bytes);
   }
-  for (const SourcePage& page : serve->answer->answer().pages) {
+  for (const SourcePage& page : serve->response->response().pages) {
     counters.pages_served[static_cast<size_t>(page.status)].Add();
   }
   connection.sending.push_back(serve);
@@ -126,15 +126,15 @@ void Responder::Answer(Connection& connection, const std::shared_ptr<Serve>& ser
 // Posts one frame. Returns false if the serve has no frames left.
 bool Responder::SendNext(Connection& connection, const std::shared_ptr<Serve>& serve) {
   OutgoingFrame frame;
-  if (serve->deadline < parts_.clock.Now() || !serve->answer->Next(frame)) return false;
+  if (serve->deadline < parts_.clock.Now() || !serve->response->Next(frame)) return false;
   for (const auto piece : frame.tiles) parts_.counters.bytes_served.Add(piece.size());
-  const bool answer = frame.header.type == FrameType::kAnswer;
-  if (answer) ++serve->answers_unsent;
+  const bool is_response = frame.header.type == FrameType::kResponse;
+  if (is_response) ++serve->responses_unsent;
   ++connection.frames_posted;
   connection.Send(std::move(frame), serve->fetch, serve,
-                  [this, id = connection.id, weak = std::weak_ptr<Serve>(serve), answer] {
-                    const std::shared_ptr<Serve> kept = answer ? weak.lock() : nullptr;
-                    if (kept) --kept->answers_unsent;
+                  [this, id = connection.id, weak = std::weak_ptr<Serve>(serve), is_response] {
+                    const std::shared_ptr<Serve> kept = is_response ? weak.lock() : nullptr;
+                    if (kept) --kept->responses_unsent;
                     OnSent(id);
                   });
   return true;
@@ -156,8 +156,8 @@ void Responder::Pump(Connection& connection) {
   while (connection.frames_posted < kFramesPostedMax && !connection.sending.empty()) {
     const std::shared_ptr<Serve> serve = connection.sending.front();
     // Later messages may overtake those that wait inside UCX, and tiles must not arrive before
-    // their answer.
-    if (serve->answer->answered() && serve->answers_unsent > 0) break;
+    // their response.
+    if (serve->response->responded() && serve->responses_unsent > 0) break;
     if (SendNext(connection, serve)) continue;
     connection.sending.pop_front();
     connection.serves.erase(serve->fetch);

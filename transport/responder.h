@@ -12,7 +12,7 @@
 #include "common/clock.h"
 #include "transport/connection.h"
 #include "transport/counters.h"
-#include "transport/outgoing_answer.h"
+#include "transport/outgoing_response.h"
 #include "transport/progress_thread.h"
 #include "transport/transport_options.h"
 
@@ -47,10 +47,10 @@ struct Serve {
   const FetchId fetch;
   const FetchBody body;
   const TimePoint deadline;
-  std::optional<OutgoingAnswer> answer;
+  std::optional<OutgoingResponse> response;
   uint64_t bytes = 0;          // tiles, as counted in serve_bytes_in_flight
   uint64_t refusal_bytes = 0;  // memory, as counted in refusal_bytes
-  int answers_unsent = 0;      // kAnswer frames that the link has not sent
+  int responses_unsent = 0;    // kResponse frames that the link has not sent
 };
 
 // Serves peers' fetches: it passes each request to the source and sends the leased fragments, a
@@ -82,11 +82,12 @@ class Responder {
   void OnCancel(Connection& connection, const FrameHeader& header);
 
  private:
-  void OnReply(const std::weak_ptr<Serve>& weak, SourceAnswer answer);
+  void OnReply(const std::weak_ptr<Serve>& weak, SourceResponse response);
   // Replies with `status` for all pages. kResourceExhausted: refusals_bytes_max is reached.
   absl::Status Refuse(Connection& connection, const std::shared_ptr<Serve>& serve,
                       PageStatus status);
-  void Answer(Connection& connection, const std::shared_ptr<Serve>& serve, SourceAnswer answer);
+  void Respond(Connection& connection, const std::shared_ptr<Serve>& serve,
+               SourceResponse response);
   void Pump(Connection& connection);
   bool SendNext(Connection& connection, const std::shared_ptr<Serve>& serve);
   void OnSent(uint64_t connection);

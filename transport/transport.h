@@ -22,7 +22,7 @@ struct TransportStats {
   // This node's fetches.
   uint64_t fetches = 0;
   uint64_t fetches_refused = 0;                            // because of fetches_max
-  std::array<uint64_t, kPageStatusCount> pages_fetched{};  // by PageStatus
+  std::array<uint64_t, kPageStatusCount> pages_fetched{};  // indexed by PageStatus
   uint64_t bytes_fetched = 0;                              // tiles of kHit pages
   uint64_t fetches_in_flight = 0;                          // gauge
   uint64_t quarantine_bytes = 0;                           // gauge
@@ -53,7 +53,7 @@ struct TransportStats {
 // while nothing is in flight. Thread-safe.
 class Transport {
  public:
-  virtual ~Transport() = default;  // does what Stop does
+  virtual ~Transport() = default;  // also stops
 
   // The ADDRESS:PORT at which peers reach this node, with the port that was bound. Empty if it does
   // not listen.

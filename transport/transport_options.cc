@@ -43,18 +43,18 @@ void TransportOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("connections_max", connections_max, "connections in both directions together");
   visitor.Field("fetches_max", fetches_max, "this node's fetches in flight; more are refused");
   visitor.Field("fetch_pages_max", fetch_pages_max, "pages of one fetch");
-  visitor.Field("serves_max", serves_max, "peers' fetches in flight; more are answered busy");
+  visitor.Field("serves_max", serves_max, "peers' fetches in flight; more are refused as busy");
   visitor.Field("refusals_bytes_max", refusals_bytes_max,
                 "memory of busy replies that peers have not read; beyond it, a peer that sends "
                 "another request is disconnected");
   visitor.Field("serve_bytes_max", serve_bytes_max,
-                "leased tiles being sent; more are answered busy");
+                "leased tiles being sent; more are refused as busy");
   visitor.Field(
       "quarantine_bytes_max", quarantine_bytes_max,
       "memory of ended fetches that transfers may still write; beyond it, connections are closed");
   visitor.Field("quarantine_for", quarantine_for,
                 "time after which the connection of such a transfer is closed");
-  visitor.Field("connect_timeout", connect_timeout, "time in which a peer must answer a hello");
+  visitor.Field("connect_timeout", connect_timeout, "time in which a peer must respond to a hello");
   visitor.Field("reconnect_after_min", reconnect_after_min,
                 "pause after a connection failed; doubles each time");
   visitor.Field("reconnect_after_max", reconnect_after_max,

@@ -18,7 +18,7 @@ struct TransportOptions {
       "tcp"};                         // transports that UCX may use; empty: all that it finds
   ByteSize segment_bytes{256 << 10};  // segments of TCP streams
   ByteSize frame_bytes{0};            // tiles of one frame; 0: see FrameBytes
-  int64_t connections_max = 4096;     // in both directions together; more are refused
+  int64_t connections_max = 4096;     // sum of both directions; more are refused
   int64_t fetches_max = 1024;         // this node's fetches in flight; more are refused
   int64_t fetch_pages_max = 1024;     // pages of one fetch
   int64_t serves_max = 1024;          // peers' fetches in flight; more get the status busy

@@ -64,7 +64,7 @@ absl::Status Set(ucp_config_t* config, const char* name, const std::string& valu
                  std::string("UCX setting ") + name + "=" + value);
 }
 
-// Sets what must hold regardless of the environment. In this UCX, a setting of one transport is set
+// Overrides settings of the environment. In this UCX, a setting of one transport is set
 // by its name without the transport's prefix (openucx/ucx#8649); the ones below exist for TCP only.
 // NET_DEVICES is set for TCP only, because an RDMA device has another name than its interface.
 absl::Status Configure(ucp_config_t* config, const TransportOptions& options,

@@ -32,10 +32,10 @@ constexpr int kSettleMs = 1;
 
 class UcxTransport final : public Transport, private LinkMaker {
  public:
-  UcxTransport(const TransportOptions& options, FragmentSource* source, FrameVersions speaks)
+  UcxTransport(const TransportOptions& options, FragmentSource* source, FrameVersions supported)
       : options_(options),
         protocol_(
-            options, source, *this, Clock::Real(), [this] { Wake(); }, speaks),
+            options, source, *this, Clock::Real(), [this] { Wake(); }, supported),
         poll_(options.poll_for) {}
   ~UcxTransport() override { Stop(); }
 
@@ -143,9 +143,9 @@ void UcxTransport::Stop() {
 
 absl::StatusOr<std::unique_ptr<Transport>> OpenUcxTransport(TransportOptions options,
                                                             FragmentSource* source,
-                                                            FrameVersions speaks) {
+                                                            FrameVersions supported) {
   CRUMB_RETURN_IF_ERROR(options.Validate());
-  auto transport = std::make_unique<UcxTransport>(options, source, speaks);
+  auto transport = std::make_unique<UcxTransport>(options, source, supported);
   CRUMB_RETURN_IF_ERROR(transport->Start());
   return transport;
 }
@@ -177,9 +177,9 @@ class OneFragment final : public FragmentSource {
   }
   void Acquire(SourceRequest request, Reply reply) override {
     const SourceFragment fragment = {bytes_, kRange, kTileBytes};
-    SourceAnswer answer;
-    answer.pages.resize(request.pages.size(), {PageStatus::kHit, {fragment}});
-    reply(std::move(answer));
+    SourceResponse response;
+    response.pages.resize(request.pages.size(), {PageStatus::kHit, {fragment}});
+    reply(std::move(response));
   }
 
  private:
@@ -195,17 +195,17 @@ absl::Status FetchOnce(Transport& from, const std::string& address,
   }
   request.memory = room;
   request.deadline = Clock::Real().Now() + kPatience;
-  const auto ended = std::make_shared<std::promise<FetchAnswer>>();
+  const auto ended = std::make_shared<std::promise<FetchResponse>>();
   CRUMB_RETURN_IF_ERROR(
       from.Fetch(address, std::move(request),
-                 [ended](FetchAnswer answer) { ended->set_value(std::move(answer)); })
+                 [ended](FetchResponse response) { ended->set_value(std::move(response)); })
           .status());
-  const FetchAnswer answer = ended->get_future().get();
-  for (const PageAnswer& page : answer.pages) {
+  const FetchResponse response = ended->get_future().get();
+  for (const PageResponse& page : response.pages) {
     if (page.status == PageStatus::kHit) continue;
     return absl::UnavailableError(std::string("the self-test of the transport failed: page ") +
                                   PageStatusName(page.status) + ", " +
-                                  std::string(answer.detail.message()));
+                                  std::string(response.detail.message()));
   }
   return absl::OkStatus();
 }

@@ -18,10 +18,10 @@ namespace crumb::transport {
 // none of options.ucx_tls.
 absl::StatusOr<std::unique_ptr<Transport>> OpenUcxTransport(TransportOptions options,
                                                             FragmentSource* source,
-                                                            FrameVersions speaks = {});
+                                                            FrameVersions supported = {});
 
 struct SelfTest {
-  std::string description;  // of Transport::Describe
+  std::string description;  // result of Transport::Describe
   double gb_per_s = 0;      // 1e9 bytes per second, fetched and verified
 };
 

@@ -109,7 +109,7 @@ class UcxWorker::UcxArrival final : public Arrival {
 
  private:
   UcxWorker& worker_;
-  void* const data_;  // with rendezvous, UCX's descriptor of the data
+  void* const data_;  // UCX's descriptor of the data if it is sent by rendezvous
   const size_t size_;
   const bool rendezvous_;
 };

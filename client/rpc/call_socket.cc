@@ -53,8 +53,8 @@ bool Fits(const v1::SocketCall& call) {
 
 class CallSocket::SocketCall final : public PendingCall {
  public:
-  SocketCall(CallSocket& socket, uint64_t number, TimePoint deadline, v1::SocketAnswer* answer)
-      : socket_(socket), number_(number), deadline_(deadline), answer_(answer) {}
+  SocketCall(CallSocket& socket, uint64_t number, TimePoint deadline, v1::SocketResponse* response)
+      : socket_(socket), number_(number), deadline_(deadline), response_(response) {}
   ~SocketCall() override {
     if (!ended_) socket_.NoteEnded();
   }
@@ -69,10 +69,10 @@ class CallSocket::SocketCall final : public PendingCall {
 
  private:
   bool Look(TimePoint until) {
-    absl::Status received = socket_.Receive(number_, until, answer_);
+    absl::Status received = socket_.Receive(number_, until, response_);
     if (absl::IsDeadlineExceeded(received)) return false;
-    if (received.ok() && answer_->code() != 0) {
-      received = absl::Status(static_cast<absl::StatusCode>(answer_->code()), answer_->error());
+    if (received.ok() && response_->code() != 0) {
+      received = absl::Status(static_cast<absl::StatusCode>(response_->code()), response_->error());
     }
     Take(std::move(received));
     return true;
@@ -87,7 +87,7 @@ class CallSocket::SocketCall final : public PendingCall {
   CallSocket& socket_;
   const uint64_t number_;
   const TimePoint deadline_;
-  v1::SocketAnswer* const answer_;
+  v1::SocketResponse* const response_;
   bool ended_ = false;
   absl::Status status_;
 };
@@ -100,7 +100,7 @@ bool CallSocket::Begin() {
 }
 
 std::unique_ptr<PendingCall> CallSocket::Start(v1::SocketCall& call, TimePoint deadline,
-                                               v1::SocketAnswer* answer) {
+                                               v1::SocketResponse* response) {
   if (!Fits(call) || !Begin()) return nullptr;
   if (!call.has_acquire()) call.set_request(++last_number_);
   const uint64_t number = call.has_acquire() ? call.acquire().request() : call.request();
@@ -110,13 +110,14 @@ std::unique_ptr<PendingCall> CallSocket::Start(v1::SocketCall& call, TimePoint d
   do {
     sent = ::send(socket_.get(), sent_.data(), sent_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
-  if (sent >= 0) return std::make_unique<SocketCall>(*this, number, deadline, answer);
+  if (sent >= 0) return std::make_unique<SocketCall>(*this, number, deadline, response);
   if (errno == EPIPE || errno == ECONNRESET) NoteClosed();
   NoteEnded();
   return nullptr;
 }
 
-absl::Status CallSocket::Receive(uint64_t number, TimePoint deadline, v1::SocketAnswer* answer) {
+absl::Status CallSocket::Receive(uint64_t number, TimePoint deadline,
+                                 v1::SocketResponse* response) {
   if (received_ == nullptr) {
     received_ = std::make_unique_for_overwrite<char[]>(kCallMessageBytesMax);
   }
@@ -130,11 +131,11 @@ absl::Status CallSocket::Receive(uint64_t number, TimePoint deadline, v1::Socket
         ::recv(socket_.get(), received_.get(), kCallMessageBytesMax, MSG_DONTWAIT | MSG_TRUNC);
     if (size < 0 && (errno == EAGAIN || errno == EINTR)) continue;
     if (size <= 0 || static_cast<size_t>(size) > kCallMessageBytesMax ||
-        !answer->ParseFromArray(received_.get(), static_cast<int>(size))) {
+        !response->ParseFromArray(received_.get(), static_cast<int>(size))) {
       NoteClosed();
       return absl::UnavailableError("crumbd's socket for calls is closed or out of step");
     }
-    if (answer->request() == number) return absl::OkStatus();
+    if (response->request() == number) return absl::OkStatus();
   }
 }
 

@@ -22,12 +22,12 @@ class CallSocket {
   explicit CallSocket(UniqueFd socket) : socket_(std::move(socket)) {}
 
   // Sends `call` with the time that is left, and with a number if it is a Reserve or a Commit; an
-  // Acquire has one. Returns without waiting. The socket and `answer` must outlive the result;
-  // `call` need not. `answer` is valid once Finish has returned OK. Returns null if the caller has
-  // to use gRPC: another call is in flight, this one is too large for the socket, or crumbd has
+  // Acquire has one. Returns without waiting. The socket and `response` must outlive the result;
+  // `call` need not. `response` is valid once Finish has returned OK. Returns null if the caller
+  // has to use gRPC: another call is in flight, this one is too large for the socket, or crumbd has
   // closed it.
   std::unique_ptr<PendingCall> Start(v1::SocketCall& call, TimePoint deadline,
-                                     v1::SocketAnswer* answer);
+                                     v1::SocketResponse* response);
 
  private:
   class SocketCall;
@@ -38,7 +38,7 @@ class CallSocket {
   // Receives the response with this number and discards responses to abandoned calls. Does not
   // wait if `deadline` has passed. kDeadlineExceeded: not yet received; kUnavailable: the socket is
   // closed or out of step.
-  absl::Status Receive(uint64_t number, TimePoint deadline, v1::SocketAnswer* answer);
+  absl::Status Receive(uint64_t number, TimePoint deadline, v1::SocketResponse* response);
   void NoteClosed();
   void NoteEnded();
 

@@ -140,9 +140,9 @@ absl::Status Connection::Handshake(const ClientOptions& options, TimePoint deadl
   const int fds[] = {pidfd.get()};
   CRUMB_RETURN_IF_ERROR(SendFdMessage(socket_.get(), hello.SerializeAsString(), fds));
 
-  CRUMB_ASSIGN_OR_RETURN(FdMessage answer, ReceiveBefore(socket_.get(), deadline));
+  CRUMB_ASSIGN_OR_RETURN(FdMessage response, ReceiveBefore(socket_.get(), deadline));
   v1::SessionWelcome welcome;
-  if (!welcome.ParseFromString(answer.bytes)) {
+  if (!welcome.ParseFromString(response.bytes)) {
     return absl::DataLossError("crumbd's response to the hello is not a welcome");
   }
   if (!welcome.error().empty()) {
@@ -162,13 +162,13 @@ absl::Status Connection::Handshake(const ClientOptions& options, TimePoint deadl
                           (welcome.staging_socket() ? 1 : 0);
   size_t taken = 0;
   while (true) {
-    for (UniqueFd& fd : answer.fds) {
+    for (UniqueFd& fd : response.fds) {
       if (taken == expected) return absl::DataLossError("crumbd sent too many descriptors");
       CRUMB_RETURN_IF_ERROR(TakeDescriptor(welcome, taken++, std::move(fd), options));
     }
     if (taken == expected) break;
-    CRUMB_ASSIGN_OR_RETURN(answer, ReceiveBefore(socket_.get(), deadline));
-    if (answer.fds.empty()) {
+    CRUMB_ASSIGN_OR_RETURN(response, ReceiveBefore(socket_.get(), deadline));
+    if (response.fds.empty()) {
       return absl::DataLossError("crumbd announced " + std::to_string(expected) +
                                  " descriptors and sent " + std::to_string(taken));
     }
@@ -207,21 +207,21 @@ absl::StatusOr<PoolExchange> Connection::CallPool(const v1::PoolRequest& request
   if (!device_pools_) return absl::FailedPreconditionError("crumbd keeps no device pools");
   MutexLock lock(&pool_call_mutex_);
   if (out_of_step_) return absl::UnavailableError("crumbd's socket for descriptors is out of step");
-  out_of_step_ = true;  // until the response is complete
+  out_of_step_ = true;  // reset when the response is complete
   const int socket = pool_socket_.valid() ? pool_socket_.get() : socket_.get();
   const absl::Status sent = SendFdMessage(socket, request.SerializeAsString(), fds);
   if (!sent.ok()) return absl::UnavailableError(sent.message());
   absl::StatusOr<FdMessage> message = ReceiveFdMessage(socket);
   if (!message.ok()) return absl::UnavailableError(message.status().message());
   PoolExchange exchange;
-  if (!exchange.answer.ParseFromString(message->bytes)) {
-    return absl::DataLossError("crumbd's response to a PoolRequest is not a PoolAnswer");
+  if (!exchange.response.ParseFromString(message->bytes)) {
+    return absl::DataLossError("crumbd's response to a PoolRequest is not a PoolResponse");
   }
   exchange.fds = std::move(message->fds);
   // the response names the handle whose descriptor the caller has
   const bool own = request.has_offer();
-  const size_t expected = (exchange.answer.roster() ? 1 : 0) +
-                          (own ? 0 : static_cast<size_t>(exchange.answer.handles_size()));
+  const size_t expected = (exchange.response.roster() ? 1 : 0) +
+                          (own ? 0 : static_cast<size_t>(exchange.response.handles_size()));
   while (exchange.fds.size() < expected) {
     message = ReceiveFdMessage(socket);
     if (!message.ok()) return absl::UnavailableError(message.status().message());
@@ -229,9 +229,9 @@ absl::StatusOr<PoolExchange> Connection::CallPool(const v1::PoolRequest& request
     for (UniqueFd& fd : message->fds) exchange.fds.push_back(std::move(fd));
   }
   out_of_step_ = false;
-  if (exchange.answer.code() != 0) {
-    return absl::Status(static_cast<absl::StatusCode>(exchange.answer.code()),
-                        exchange.answer.error());
+  if (exchange.response.code() != 0) {
+    return absl::Status(static_cast<absl::StatusCode>(exchange.response.code()),
+                        exchange.response.error());
   }
   return exchange;
 }

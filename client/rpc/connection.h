@@ -26,7 +26,7 @@ namespace crumb::client {
 
 // The response to a PoolRequest, with the descriptors that crumbd sent along.
 struct PoolExchange {
-  v1::PoolAnswer answer;
+  v1::PoolResponse response;
   std::vector<UniqueFd> fds;
 };
 
@@ -88,7 +88,7 @@ class Connection {
   // A pool request lacks its complete response.
   bool out_of_step_ ABSL_GUARDED_BY(pool_call_mutex_) = false;
   UniqueFd socket_;       // crumbd ends the session when it is closed and no lease is left
-  UniqueFd pool_socket_;  // for pool requests; if invalid, `socket_` is used
+  UniqueFd pool_socket_;  // carries pool requests; if invalid, `socket_` does
   std::string token_;
   std::string engine_;
   uint64_t epoch_ = 0;
@@ -97,7 +97,7 @@ class Connection {
   bool grants_ = false;
   mutable Mutex mutex_;
   mutable bool mapped_used_ ABSL_GUARDED_BY(mutex_) = false;
-  mutable MappedMemory mapped_;  // without granted slabs; changes only until mapped_used_
+  mutable MappedMemory mapped_;  // excludes granted slabs; fixed after mapped_used_
   mutable std::unordered_map<uint32_t, Mapping> granted_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<RpcStub> stub_;
   std::unique_ptr<CallSocket> calls_;

@@ -138,16 +138,17 @@ MissReason CheckIdentity(const FragmentHeader& header, const KeyspaceId& keyspac
 }
 
 ReadFragments ReadAcquireResponse(const Connection& connection, const AcquireRequest& request,
-                                  v1::AcquireResponse& answer,
+                                  v1::AcquireResponse& response,
                                   const std::function<bool(int page)>& verify) {
   ReadFragments read;
-  const v1::Fragments& at = answer.fragments();
-  const int pages_max = static_cast<int>(std::min<size_t>(answer.hit_pages(), request.keys.size()));
-  if (!WellFormed(at) || !WellFormed(answer.device_fragments())) {
+  const v1::Fragments& at = response.fragments();
+  const int pages_max =
+      static_cast<int>(std::min<size_t>(response.hit_pages(), request.keys.size()));
+  if (!WellFormed(at) || !WellFormed(response.device_fragments())) {
     read.miss_reason = MissReason::kCorrupt;
     return read;
   }
-  const auto store = TakeDeviceFragments(request, answer.mutable_device_fragments());
+  const auto store = TakeDeviceFragments(request, response.mutable_device_fragments());
   const v1::DeviceFragments& on_device = store->at;
   read.device_store = store;
   read.fragments.reserve(at.pages_size());

@@ -22,10 +22,10 @@ struct ReadFragments {
 
 // Reads and checks the headers of the fragments in an Acquire's response: place, magic, checksum of
 // the header, keyspace, generation, key, ranges, and whether all requested tiles are there. Moves
-// the message about device fragments out of `answer`. For pages for which `verify` returns true,
+// the message about device fragments out of `response`. For pages for which `verify` returns true,
 // the tiles in host memory are read and verified as well.
 ReadFragments ReadAcquireResponse(const Connection& connection, const AcquireRequest& request,
-                                  v1::AcquireResponse& answer,
+                                  v1::AcquireResponse& response,
                                   const std::function<bool(int page)>& verify);
 
 // Returns why a fragment with this header may not stand for `key`; kNone: it may.

@@ -20,15 +20,15 @@ namespace {
 // Returns a lease to crumbd when the last reference goes.
 class LeaseHold {
  public:
-  LeaseHold(std::shared_ptr<ConnectionKeeper> keeper, std::shared_ptr<Connection> connection,
+  LeaseHold(std::shared_ptr<Reconnector> reconnector, std::shared_ptr<Connection> connection,
             uint64_t lease)
-      : keeper_(std::move(keeper)), connection_(std::move(connection)), lease_(lease) {}
+      : reconnector_(std::move(reconnector)), connection_(std::move(connection)), lease_(lease) {}
   LeaseHold(const LeaseHold&) = delete;
   LeaseHold& operator=(const LeaseHold&) = delete;
-  ~LeaseHold() { keeper_->ReleaseLater(std::move(connection_), lease_); }
+  ~LeaseHold() { reconnector_->ReleaseLater(std::move(connection_), lease_); }
 
  private:
-  const std::shared_ptr<ConnectionKeeper> keeper_;
+  const std::shared_ptr<Reconnector> reconnector_;
   std::shared_ptr<Connection> connection_;
   const uint64_t lease_;
 };
@@ -51,67 +51,67 @@ void FillRequest(const AcquireRequest& request, uint64_t number, v1::AcquireRequ
 }
 
 // An Acquire over one connection. Its number identifies the request: if its response is lost, the
-// keeper returns the lease that crumbd may have granted. Of the hit pages, those with index
+// reconnector returns the lease that crumbd may have granted. Of the hit pages, those with index
 // (page + verify_offset) % verify_every == 0 are verified.
 class PendingLease final : public PendingAcquire {
  public:
   // Sends the request.
   PendingLease(const AcquireRequest& request, uint64_t number,
-               std::shared_ptr<ConnectionKeeper> keeper, std::shared_ptr<Connection> connection,
+               std::shared_ptr<Reconnector> reconnector, std::shared_ptr<Connection> connection,
                uint32_t verify_offset)
       : request_(request),
-        keeper_(std::move(keeper)),
+        reconnector_(std::move(reconnector)),
         connection_(std::move(connection)),
         verify_offset_(verify_offset),
         number_(number),
         deadline_(Clock::Real().Now() + request_.timeout) {
-    v1::AcquireRequest& wire = *question_.mutable_acquire();
+    v1::AcquireRequest& wire = *socket_call_.mutable_acquire();
     FillRequest(request, number, wire);
     // Checksums of all tiles take megabytes, too many for the call socket.
     const bool small = (wire.peers().empty() || wire.has_peer_sums()) && !wire.device_sums();
     if (small && connection_->calls() != nullptr) {
-      call_ = connection_->calls()->Start(question_, deadline_, &answer_);
+      call_ = connection_->calls()->Start(socket_call_, deadline_, &response_);
     }
-    if (call_ == nullptr) call_ = StartOverGrpc(answer_.mutable_acquire());
+    if (call_ == nullptr) call_ = StartOverGrpc(response_.mutable_acquire());
   }
   ~PendingLease() override {
     if (call_ == nullptr) return;
     call_.reset();
-    keeper_->ForgetLater(connection_, number_);
+    reconnector_->ForgetLater(connection_, number_);
   }
 
   bool Ready() override { return call_ == nullptr || call_->Ready(); }
   absl::StatusOr<AcquireResult> Finish() override;
 
  private:
-  std::unique_ptr<PendingCall> StartOverGrpc(v1::AcquireResponse* answer) const {
-    return connection_->stub().Start({connection_->token(), deadline_}, question_.acquire(),
-                                     answer);
+  std::unique_ptr<PendingCall> StartOverGrpc(v1::AcquireResponse* response) const {
+    return connection_->stub().Start({connection_->token(), deadline_}, socket_call_.acquire(),
+                                     response);
   }
   absl::Status BringFragments(std::shared_ptr<void>* hold);
 
   const AcquireRequest request_;
-  const std::shared_ptr<ConnectionKeeper> keeper_;
+  const std::shared_ptr<Reconnector> reconnector_;
   const std::shared_ptr<Connection> connection_;
   const uint32_t verify_offset_;
   const uint64_t number_;
   const TimePoint deadline_;
-  v1::SocketCall question_;
-  v1::SocketAnswer answer_;
+  v1::SocketCall socket_call_;
+  v1::SocketResponse response_;
   std::unique_ptr<PendingCall> call_;  // null once finished
 };
 
 // Fetches the fragments of a lease whose first response had none. This grants the lease a second
 // time; `hold` comes to hold both.
 absl::Status PendingLease::BringFragments(std::shared_ptr<void>* hold) {
-  v1::AcquireResponse& first = *answer_.mutable_acquire();
-  question_.mutable_acquire()->set_lease(first.lease());
+  v1::AcquireResponse& first = *response_.mutable_acquire();
+  socket_call_.mutable_acquire()->set_lease(first.lease());
   v1::AcquireResponse joined;
   CRUMB_RETURN_IF_ERROR(StartOverGrpc(&joined)->Finish());
   if (joined.lease() == 0) return absl::UnavailableError("crumbd does not know its lease any more");
   using Holds = std::pair<std::shared_ptr<void>, std::shared_ptr<void>>;
   *hold = std::make_shared<Holds>(
-      *hold, std::make_shared<LeaseHold>(keeper_, connection_, joined.lease()));
+      *hold, std::make_shared<LeaseHold>(reconnector_, connection_, joined.lease()));
   first.mutable_fragments()->Swap(joined.mutable_fragments());
   first.mutable_device_fragments()->Swap(joined.mutable_device_fragments());
   return absl::OkStatus();
@@ -119,40 +119,40 @@ absl::Status PendingLease::BringFragments(std::shared_ptr<void>* hold) {
 
 absl::StatusOr<AcquireResult> PendingLease::Finish() {
   absl::Status status = std::exchange(call_, nullptr)->Finish();
-  v1::AcquireResponse& answer = *answer_.mutable_acquire();
+  v1::AcquireResponse& response = *response_.mutable_acquire();
   std::shared_ptr<void> hold;
-  if (status.ok() && answer.lease() != 0) {
-    hold = std::make_shared<LeaseHold>(keeper_, connection_, answer.lease());
+  if (status.ok() && response.lease() != 0) {
+    hold = std::make_shared<LeaseHold>(reconnector_, connection_, response.lease());
   }
-  if (status.ok() && answer_.fragments_apart()) status = BringFragments(&hold);
-  if (absl::IsDeadlineExceeded(status)) keeper_->Count({.deadline_exceeded = 1});
+  if (status.ok() && response_.fragments_apart()) status = BringFragments(&hold);
+  if (absl::IsDeadlineExceeded(status)) reconnector_->Count({.deadline_exceeded = 1});
   if (!status.ok()) {
     // crumbd may have granted a lease, or grant it later.
-    keeper_->ForgetLater(connection_, number_);
+    reconnector_->ForgetLater(connection_, number_);
     return status;
   }
   const uint32_t every = request_.verify_every;
-  ReadFragments read = ReadAcquireResponse(*connection_, request_, answer, [&](int page) {
+  ReadFragments read = ReadAcquireResponse(*connection_, request_, response, [&](int page) {
     return every > 0 && (static_cast<uint32_t>(page) + verify_offset_) % every == 0;
   });
   AcquireResult result;
   result.hit_pages = read.hit_pages;
-  result.miss_reason = static_cast<MissReason>(answer.miss_reason());
+  result.miss_reason = static_cast<MissReason>(response.miss_reason());
   if (read.miss_reason != MissReason::kNone) {
     result.miss_reason = read.miss_reason;
-    if (read.miss_reason != MissReason::kGeneration) keeper_->Count({.verify_failures = 1});
+    if (read.miss_reason != MissReason::kGeneration) reconnector_->Count({.verify_failures = 1});
   }
-  const int reported = std::min(result.hit_pages, answer.page_tiers_size());
+  const int reported = std::min(result.hit_pages, response.page_tiers_size());
   result.page_tiers.reserve(static_cast<size_t>(result.hit_pages));
   for (int page = 0; page < reported; ++page) {
-    result.page_tiers.push_back(static_cast<Tier>(answer.page_tiers(page)));
+    result.page_tiers.push_back(static_cast<Tier>(response.page_tiers(page)));
   }
   result.page_tiers.resize(result.hit_pages, Tier::kUnknown);
   if (result.hit_pages > 0 && hold != nullptr) {
     result.lease = std::make_shared<const Lease>(
         std::move(read.fragments), std::move(read.device_fragments), std::move(read.device_store),
         connection_->epoch(), std::move(hold));
-    result.lease_id = answer.lease();
+    result.lease_id = response.lease();
   } else {
     result.hit_pages = 0;
     result.page_tiers.clear();
@@ -173,16 +173,16 @@ class FailedAcquire final : public PendingAcquire {
 // Returns a staging slot to crumbd unless it was committed.
 class StagingHold {
  public:
-  StagingHold(std::shared_ptr<ConnectionKeeper> keeper, std::shared_ptr<Connection> connection,
+  StagingHold(std::shared_ptr<Reconnector> reconnector, std::shared_ptr<Connection> connection,
               uint64_t offset, uint64_t reserve)
-      : keeper_(std::move(keeper)),
+      : reconnector_(std::move(reconnector)),
         connection_(std::move(connection)),
         offset_(offset),
         reserve_(reserve) {}
   StagingHold(const StagingHold&) = delete;
   StagingHold& operator=(const StagingHold&) = delete;
   ~StagingHold() {
-    if (!committed_) keeper_->AbortLater(std::move(connection_), offset_, reserve_);
+    if (!committed_) reconnector_->AbortLater(std::move(connection_), offset_, reserve_);
   }
 
   const Connection* connection() const { return connection_.get(); }
@@ -190,7 +190,7 @@ class StagingHold {
   void NoteCommitted() { committed_ = true; }
 
  private:
-  const std::shared_ptr<ConnectionKeeper> keeper_;
+  const std::shared_ptr<Reconnector> reconnector_;
   std::shared_ptr<Connection> connection_;
   const uint64_t offset_;
   const uint64_t reserve_;  // number of the Reserve
@@ -206,18 +206,18 @@ class RemoteCommit final : public PendingCommit {
  public:
   // Sends the request. `note_mark` is called with the flush mark of the response, on the thread
   // that finishes the call.
-  RemoteCommit(v1::SocketCall question, TimePoint deadline, std::vector<StagingSlot> slots,
+  RemoteCommit(v1::SocketCall socket_call, TimePoint deadline, std::vector<StagingSlot> slots,
                std::shared_ptr<Connection> connection, std::function<void(uint64_t)> note_mark)
       : slots_(std::move(slots)),
         connection_(std::move(connection)),
         note_mark_(std::move(note_mark)) {
     if (CallSocket* const calls = connection_->staging_calls(); calls != nullptr) {
-      call_ = calls->Start(question, deadline, &answer_);
+      call_ = calls->Start(socket_call, deadline, &response_);
     }
     over_socket_ = call_ != nullptr;
     if (over_socket_) return;
-    call_ = connection_->stub().Start({connection_->token(), deadline}, question.commit(),
-                                      answer_.mutable_commit());
+    call_ = connection_->stub().Start({connection_->token(), deadline}, socket_call.commit(),
+                                      response_.mutable_commit());
   }
   ~RemoteCommit() override {
     if (call_ != nullptr && over_socket_) NoteCommitted();
@@ -225,12 +225,12 @@ class RemoteCommit final : public PendingCommit {
 
   absl::StatusOr<std::vector<CommitOutcome>> Finish() override {
     const absl::Status status = std::exchange(call_, nullptr)->Finish();
-    // crumbd serves what it has received over the socket and frees the room. An Abort could only
-    // come before and prevent that.
+    // crumbd serves a Commit that it has received over the socket, and frees the room. An Abort
+    // could only overtake the Commit and prevent that.
     if (status.ok() || (over_socket_ && absl::IsDeadlineExceeded(status))) NoteCommitted();
     CRUMB_RETURN_IF_ERROR(status);
-    note_mark_(answer_.commit().flush_mark());
-    return OutcomesOf(answer_.commit().outcomes(), slots_.size());
+    note_mark_(response_.commit().flush_mark());
+    return OutcomesOf(response_.commit().outcomes(), slots_.size());
   }
 
  private:
@@ -241,7 +241,7 @@ class RemoteCommit final : public PendingCommit {
   const std::vector<StagingSlot> slots_;
   const std::shared_ptr<Connection> connection_;
   const std::function<void(uint64_t)> note_mark_;
-  v1::SocketAnswer answer_;
+  v1::SocketResponse response_;
   bool over_socket_ = false;
   std::unique_ptr<PendingCall> call_;  // null once finished
 };
@@ -258,7 +258,7 @@ std::unique_ptr<PendingAcquire> RemoteClient::StartAcquire(const AcquireRequest&
   Link& link = CurrentLink();
   absl::StatusOr<std::shared_ptr<Connection>> connection = Connected();
   if (!connection.ok()) return std::make_unique<FailedAcquire>(connection.status());
-  if (link.keeper == nullptr) {
+  if (link.reconnector == nullptr) {
     return std::make_unique<FailedAcquire>(
         absl::FailedPreconditionError("Acquire needs shared memory, not " + options_.address));
   }
@@ -266,25 +266,25 @@ std::unique_ptr<PendingAcquire> RemoteClient::StartAcquire(const AcquireRequest&
     return std::make_unique<FailedAcquire>(
         absl::AbortedError("the lease was given by a crumbd that has ended: acquire again"));
   }
-  return std::make_unique<PendingLease>(request, last_request_.fetch_add(1) + 1, link.keeper,
+  return std::make_unique<PendingLease>(request, last_request_.fetch_add(1) + 1, link.reconnector,
                                         *std::move(connection),
                                         verify_offset_.fetch_add(1, std::memory_order_relaxed));
 }
 
-// The keeper gives back the room of slots that are not committed, and room that crumbd grants after
-// `timeout`.
+// The reconnector gives back the room of slots that are not committed, and room that crumbd grants
+// after `timeout`.
 absl::StatusOr<std::vector<StagingSlot>> RemoteClient::Reserve(int count, size_t fragment_bytes,
                                                                const PendingPages& pending,
                                                                Duration timeout) {
   Link& link = CurrentLink();
   CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
-  if (link.keeper == nullptr) {
+  if (link.reconnector == nullptr) {
     return absl::FailedPreconditionError("Reserve needs shared memory, not " + options_.address);
   }
   const uint64_t number = last_request_.fetch_add(1) + 1;
   const TimePoint deadline = Clock::Real().Now() + timeout;
-  v1::SocketCall question;
-  v1::ReserveRequest& request = *question.mutable_reserve();
+  v1::SocketCall socket_call;
+  v1::ReserveRequest& request = *socket_call.mutable_reserve();
   request.set_count(static_cast<uint32_t>(count));
   request.set_fragment_bytes(fragment_bytes);
   request.set_request(number);
@@ -292,19 +292,19 @@ absl::StatusOr<std::vector<StagingSlot>> RemoteClient::Reserve(int count, size_t
     request.set_keyspace(ToBytes(pending.keyspace));
     request.set_keys(ToBytes(pending.keys));
   }
-  v1::SocketAnswer answer;
+  v1::SocketResponse response;
   CallSocket* const calls = connection->staging_calls();
   std::unique_ptr<PendingCall> call;
-  if (calls != nullptr) call = calls->Start(question, deadline, &answer);
+  if (calls != nullptr) call = calls->Start(socket_call, deadline, &response);
   const absl::Status reserved = call != nullptr
                                     ? call->Finish()
                                     : connection->stub().Call({connection->token(), deadline},
-                                                              request, answer.mutable_reserve());
-  if (MayHaveReserved(reserved)) link.keeper->GiveUpReserveLater(connection, number);
+                                                              request, response.mutable_reserve());
+  if (MayHaveReserved(reserved)) link.reconnector->GiveUpReserveLater(connection, number);
   CRUMB_RETURN_IF_ERROR(reserved);
   std::vector<StagingSlot> slots;
-  for (const uint64_t offset : answer.reserve().offsets()) {
-    auto hold = std::make_shared<StagingHold>(link.keeper, connection, offset, number);
+  for (const uint64_t offset : response.reserve().offsets()) {
+    auto hold = std::make_shared<StagingHold>(link.reconnector, connection, offset, number);
     CRUMB_ASSIGN_OR_RETURN(const std::span<std::byte> bytes,
                            connection->StagingBytes(offset, fragment_bytes));
     slots.emplace_back(bytes, offset, std::move(hold));
@@ -318,8 +318,8 @@ std::unique_ptr<PendingCommit> RemoteClient::StartCommit(const KeyspaceId& keysp
   if (slots.empty()) return std::make_unique<FinishedCommit>(std::vector<CommitOutcome>());
   absl::StatusOr<std::shared_ptr<Connection>> connection = Connected();
   if (!connection.ok()) return std::make_unique<FinishedCommit>(connection.status());
-  v1::SocketCall question;
-  v1::CommitRequest& request = *question.mutable_commit();
+  v1::SocketCall socket_call;
+  v1::CommitRequest& request = *socket_call.mutable_commit();
   request.set_keyspace(ToBytes(keyspace));
   for (const StagingSlot& slot : slots) {
     if (HoldOf(slot).connection() != connection->get()) {
@@ -330,7 +330,7 @@ std::unique_ptr<PendingCommit> RemoteClient::StartCommit(const KeyspaceId& keysp
     request.add_reserves(HoldOf(slot).reserve());
     request.add_header_offsets(static_cast<uint32_t>(tiles_bytes));
   }
-  return std::make_unique<RemoteCommit>(std::move(question), Clock::Real().Now() + timeout,
+  return std::make_unique<RemoteCommit>(std::move(socket_call), Clock::Real().Now() + timeout,
                                         std::move(slots), *std::move(connection),
                                         [this](uint64_t mark) { NoteMark(mark); });
 }

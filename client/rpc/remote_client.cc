@@ -53,8 +53,9 @@ RemoteClient::RemoteClient(const ClientOptions& options) : options_(options), li
 RemoteClient::~RemoteClient() {
   Link* link = link_.load();
   if (link->pid != ::getpid()) return;
-  // Leases may outlive the client: they need a stopped keeper, not a thread that is never joined.
-  if (link->keeper != nullptr) link->keeper->Stop();
+  // Leases may outlive the client: they need a stopped reconnector, not a thread that is never
+  // joined.
+  if (link->reconnector != nullptr) link->reconnector->Stop();
   delete link;
 }
 
@@ -63,9 +64,9 @@ RemoteClient::Link* RemoteClient::MakeLink() const {
   link->pid = ::getpid();
   if (!RpcStub::Usable()) return link.release();
   if (options_.address.empty()) {
-    link->keeper = std::make_shared<ConnectionKeeper>(options_);
-    link->keeper->Start();
-    link->pools = std::make_unique<RemotePools>(link->keeper);
+    link->reconnector = std::make_shared<Reconnector>(options_);
+    link->reconnector->Start();
+    link->pools = std::make_unique<RemotePools>(link->reconnector);
   } else {
     link->tcp = Connection::OpenTcp(options_);
   }
@@ -77,13 +78,13 @@ RemoteClient::Link& RemoteClient::CurrentLink() {
   if (link->pid == ::getpid()) return *link;
   std::unique_ptr<Link> fresh(MakeLink());
   if (link_.compare_exchange_strong(link, fresh.get())) return *fresh.release();
-  if (fresh->keeper != nullptr) fresh->keeper->Stop();
+  if (fresh->reconnector != nullptr) fresh->reconnector->Stop();
   return *link;
 }
 
 std::shared_ptr<Connection> RemoteClient::CurrentConnection() {
   Link& link = CurrentLink();
-  return link.keeper != nullptr ? link.keeper->current() : link.tcp;
+  return link.reconnector != nullptr ? link.reconnector->current() : link.tcp;
 }
 
 absl::StatusOr<std::shared_ptr<Connection>> RemoteClient::Connected() {
@@ -116,7 +117,7 @@ bool RemoteClient::WaitConnected(Duration timeout) {
   Link& link = CurrentLink();
   const TimePoint deadline = Clock::Real().Now() + timeout;
   if (link.tcp != nullptr) return link.tcp->stub().WaitConnected(deadline);
-  return link.keeper != nullptr && link.keeper->Wait(deadline) != nullptr;
+  return link.reconnector != nullptr && link.reconnector->Wait(deadline) != nullptr;
 }
 
 absl::StatusOr<KeyspaceInfo> RemoteClient::OpenKeyspace(const KeyspaceSpec& spec,
@@ -139,9 +140,9 @@ absl::StatusOr<KeyspaceInfo> RemoteClient::OpenKeyspace(const KeyspaceSpec& spec
   info.int2_tile_bytes = response.int2_tile_bytes();
   info.bf16_tile_bytes = response.bf16_tile_bytes();
   info.epoch = connection->epoch();
-  if (Link& link = CurrentLink(); link.keeper != nullptr) {
-    link.keeper->NoteState(info.id, info.state);
-    link.keeper->NoteGeneration(info.id, info.generation);
+  if (Link& link = CurrentLink(); link.reconnector != nullptr) {
+    link.reconnector->NoteState(info.id, info.state);
+    link.reconnector->NoteGeneration(info.id, info.generation);
   }
   return info;
 }
@@ -155,18 +156,20 @@ absl::Status RemoteClient::SetKeyspaceState(const KeyspaceId& keyspace, Keyspace
   request.set_reason(reason);
   v1::SetKeyspaceStateResponse response;
   CRUMB_RETURN_IF_ERROR(Call(request, &response, options_.call_timeout));
-  if (Link& link = CurrentLink(); link.keeper != nullptr) link.keeper->NoteState(keyspace, state);
+  if (Link& link = CurrentLink(); link.reconnector != nullptr)
+    link.reconnector->NoteState(keyspace, state);
   return absl::OkStatus();
 }
 
 KeyspaceState RemoteClient::StateOf(const KeyspaceId& keyspace) {
   Link& link = CurrentLink();
-  return link.keeper == nullptr ? KeyspaceState::kUnknown : link.keeper->StateOf(keyspace);
+  return link.reconnector == nullptr ? KeyspaceState::kUnknown
+                                     : link.reconnector->StateOf(keyspace);
 }
 
 uint64_t RemoteClient::GenerationOf(const KeyspaceId& keyspace) {
   Link& link = CurrentLink();
-  return link.keeper == nullptr ? 0 : link.keeper->GenerationOf(keyspace);
+  return link.reconnector == nullptr ? 0 : link.reconnector->GenerationOf(keyspace);
 }
 
 absl::StatusOr<AcquireResult> RemoteClient::Acquire(const AcquireRequest& request) {
@@ -179,19 +182,19 @@ absl::StatusOr<LookupResult> RemoteClient::Lookup(const KeyspaceId& keyspace,
   request.set_wait_ms(WaitMs(options_.call_timeout));
   request.set_everyone(options_.query_every_node);
   CRUMB_ASSIGN_OR_RETURN(
-      const v1::LookupResponse answer,
+      const v1::LookupResponse response,
       (KeysCall<v1::LookupRequest, v1::LookupResponse>(keyspace, keys, std::move(request))));
   LookupResult result;
-  result.hit_pages = static_cast<int>(answer.hit_pages());
-  result.miss_reason = static_cast<MissReason>(answer.miss_reason());
+  result.hit_pages = static_cast<int>(response.hit_pages());
+  result.miss_reason = static_cast<MissReason>(response.miss_reason());
   int remote = 0;
-  for (const int tier : answer.page_tiers()) {
+  for (const int tier : response.page_tiers()) {
     result.page_tiers.push_back(static_cast<Tier>(tier));
     std::string& node = result.page_nodes.emplace_back();
-    if (result.page_tiers.back() != Tier::kRemote || remote >= answer.page_nodes_size()) continue;
-    const uint32_t index = answer.page_nodes(remote++);
-    if (index < static_cast<uint32_t>(answer.nodes_size())) {
-      node = answer.nodes(static_cast<int>(index));
+    if (result.page_tiers.back() != Tier::kRemote || remote >= response.page_nodes_size()) continue;
+    const uint32_t index = response.page_nodes(remote++);
+    if (index < static_cast<uint32_t>(response.nodes_size())) {
+      node = response.nodes(static_cast<int>(index));
     }
   }
   return result;
@@ -377,7 +380,7 @@ std::shared_ptr<const MappedMemory> RemoteClient::mapped() {
 PoolLink* RemoteClient::pools() { return CurrentLink().pools.get(); }
 
 void RemoteClient::Count(const SessionCounters& amounts) {
-  if (Link& link = CurrentLink(); link.keeper != nullptr) link.keeper->Count(amounts);
+  if (Link& link = CurrentLink(); link.reconnector != nullptr) link.reconnector->Count(amounts);
 }
 
 }  // namespace crumb::client

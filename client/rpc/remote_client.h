@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "client/rpc/connection.h"
-#include "client/rpc/connection_keeper.h"
+#include "client/rpc/reconnector.h"
 #include "client/rpc/remote_pools.h"
 #include "crumb/client.h"
 
@@ -67,13 +67,13 @@ class RemoteClient final : public Client {
   void Count(const SessionCounters& amounts) override;
 
  private:
-  // The connection of one process: a keeper, or a TCP connection, or neither if gRPC cannot be
+  // The connection of one process: a reconnector, or a TCP connection, or neither if gRPC cannot be
   // used.
   struct Link {
     pid_t pid = 0;
-    std::shared_ptr<ConnectionKeeper> keeper;
+    std::shared_ptr<Reconnector> reconnector;
     std::shared_ptr<Connection> tcp;
-    std::unique_ptr<RemotePools> pools;  // set if there is a keeper
+    std::unique_ptr<RemotePools> pools;  // set if there is a reconnector
   };
 
   Link* MakeLink() const;

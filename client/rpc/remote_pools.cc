@@ -16,7 +16,7 @@ constexpr size_t kClaimBytesMax = 1 << 20;
 constexpr size_t kClaimsMax = 1024;
 
 // Returns the number of a Reserve, unique in this process. A session that joins a pool again is the
-// same member to crumbd, which would answer a repeated number with slots that are in use.
+// same member to crumbd, which would response a repeated number with slots that are in use.
 uint64_t NewReserveNumber() {
   static std::atomic<uint64_t> last{0};
   return last.fetch_add(1) + 1;
@@ -44,25 +44,25 @@ v1::PoolRequest JoinMessage(const PoolName& name, const PoolId& known) {
 }
 
 // Combines the response's handle numbers with `fds`, the descriptors behind the roster's.
-absl::StatusOr<std::vector<PoolHandle>> HandlesOf(const v1::PoolAnswer& answer,
+absl::StatusOr<std::vector<PoolHandle>> HandlesOf(const v1::PoolResponse& response,
                                                   std::span<UniqueFd> fds) {
-  if (fds.size() != static_cast<size_t>(answer.handles_size())) {
-    return absl::DataLossError("crumbd announced " + std::to_string(answer.handles_size()) +
+  if (fds.size() != static_cast<size_t>(response.handles_size())) {
+    return absl::DataLossError("crumbd announced " + std::to_string(response.handles_size()) +
                                " handles and sent " + std::to_string(fds.size()));
   }
   std::vector<PoolHandle> handles;
-  for (int i = 0; i < answer.handles_size(); ++i) {
-    handles.push_back({answer.handles(i), std::move(fds[static_cast<size_t>(i)])});
+  for (int i = 0; i < response.handles_size(); ++i) {
+    handles.push_back({response.handles(i), std::move(fds[static_cast<size_t>(i)])});
   }
   return handles;
 }
 
 class RemotePoolSession final : public PoolSession {
  public:
-  RemotePoolSession(std::shared_ptr<ConnectionKeeper> keeper,
+  RemotePoolSession(std::shared_ptr<Reconnector> reconnector,
                     std::shared_ptr<Connection> connection, const PoolName& name, const PoolId& id,
                     std::vector<PoolHandle> handles, Duration timeout)
-      : keeper_(std::move(keeper)),
+      : reconnector_(std::move(reconnector)),
         connection_(std::move(connection)),
         name_(name),
         id_(id),
@@ -72,14 +72,14 @@ class RemotePoolSession final : public PoolSession {
   const PoolId& id() const override { return id_; }
   uint64_t epoch() const override { return connection_->epoch(); }
   const std::string& holder() const override { return connection_->token(); }
-  bool connected() const override { return keeper_->current() == connection_; }
+  bool connected() const override { return reconnector_->current() == connection_; }
 
   absl::StatusOr<std::vector<PoolHandle>> Handles(uint32_t first) override {
     v1::PoolRequest request;
     request.mutable_fetch()->set_pool(id_.ToBytes());
     request.mutable_fetch()->set_first(first);
     CRUMB_ASSIGN_OR_RETURN(PoolExchange exchange, connection_->CallPool(request, {}));
-    return HandlesOf(exchange.answer, exchange.fds);
+    return HandlesOf(exchange.response, exchange.fds);
   }
 
   absl::StatusOr<uint32_t> Offer(int fd, uint64_t bytes_max) override {
@@ -194,7 +194,7 @@ class RemotePoolSession final : public PoolSession {
   }
 
   void ReleaseLater(std::span<const uint64_t> slots) override {
-    keeper_->ReleaseSlotsLater(connection_, id_, slots);
+    reconnector_->ReleaseSlotsLater(connection_, id_, slots);
   }
 
   absl::Status Demoted(std::span<const uint64_t> slots) override {
@@ -219,10 +219,10 @@ class RemotePoolSession final : public PoolSession {
     request.mutable_offer()->set_pool(id_.ToBytes());
     CRUMB_ASSIGN_OR_RETURN(const PoolExchange exchange,
                            connection_->CallPool(request, std::span<const int>(&fd, 1)));
-    if (exchange.answer.handles_size() != 1) {
+    if (exchange.response.handles_size() != 1) {
       return absl::DataLossError("crumbd named no handle for the one it was offered");
     }
-    return exchange.answer.handles(0);
+    return exchange.response.handles(0);
   }
 
   template <typename Request, typename Response>
@@ -231,7 +231,7 @@ class RemotePoolSession final : public PoolSession {
                                     response);
   }
 
-  const std::shared_ptr<ConnectionKeeper> keeper_;
+  const std::shared_ptr<Reconnector> reconnector_;
   const std::shared_ptr<Connection> connection_;
   const PoolName name_;
   const PoolId id_;
@@ -243,35 +243,35 @@ class RemotePoolSession final : public PoolSession {
 }  // namespace
 
 absl::StatusOr<JoinedPool> RemotePools::Join(const PoolJoin& request) {
-  const std::shared_ptr<Connection> connection = keeper_->current();
+  const std::shared_ptr<Connection> connection = reconnector_->current();
   if (connection == nullptr) return absl::UnavailableError("no crumbd");
   const v1::PoolRequest message = JoinMessage(request.name, request.known);
   const bool with_roster = request.known != PoolId() && request.roster_fd >= 0;
   CRUMB_ASSIGN_OR_RETURN(
       PoolExchange exchange,
       connection->CallPool(message, std::span(&request.roster_fd, with_roster ? 1 : 0)));
-  if (exchange.answer.pool().size() != sizeof(PoolId) || !exchange.answer.roster() ||
+  if (exchange.response.pool().size() != sizeof(PoolId) || !exchange.response.roster() ||
       exchange.fds.empty()) {
     return absl::DataLossError("crumbd's response about a device pool is incomplete");
   }
   CRUMB_ASSIGN_OR_RETURN(std::vector<PoolHandle> handles,
-                         HandlesOf(exchange.answer, std::span(exchange.fds).subspan(1)));
+                         HandlesOf(exchange.response, std::span(exchange.fds).subspan(1)));
   JoinedPool joined;
   joined.roster = std::move(exchange.fds.front());
-  joined.session = std::make_shared<RemotePoolSession>(keeper_, connection, request.name,
-                                                       PoolId::FromBytes(exchange.answer.pool()),
-                                                       std::move(handles), keeper_->call_timeout());
+  joined.session = std::make_shared<RemotePoolSession>(
+      reconnector_, connection, request.name, PoolId::FromBytes(exchange.response.pool()),
+      std::move(handles), reconnector_->call_timeout());
   return joined;
 }
 
 absl::StatusOr<uint64_t> RemotePools::Reclaim(const DeviceUuid& device, uint64_t bytes) {
-  const std::shared_ptr<Connection> connection = keeper_->current();
+  const std::shared_ptr<Connection> connection = reconnector_->current();
   if (connection == nullptr) return absl::UnavailableError("no crumbd");
   v1::PoolRequest request;
   request.mutable_reclaim()->set_device(device.ToBytes());
   request.mutable_reclaim()->set_bytes(bytes);
   CRUMB_ASSIGN_OR_RETURN(const PoolExchange exchange, connection->CallPool(request, {}));
-  return exchange.answer.bytes();
+  return exchange.response.bytes();
 }
 
 }  // namespace crumb::client

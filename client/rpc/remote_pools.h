@@ -4,25 +4,26 @@
 
 #include <memory>
 
-#include "client/rpc/connection_keeper.h"
 #include "client/rpc/pool_link.h"
+#include "client/rpc/reconnector.h"
 
 namespace crumb::client {
 
-// RemotePools joins device pools over the keeper's connection: see PoolLink for the contract.
+// RemotePools joins device pools over the reconnector's connection: see PoolLink for the contract.
 class RemotePools final : public PoolLink {
  public:
-  explicit RemotePools(std::shared_ptr<ConnectionKeeper> keeper) : keeper_(std::move(keeper)) {}
+  explicit RemotePools(std::shared_ptr<Reconnector> reconnector)
+      : reconnector_(std::move(reconnector)) {}
 
   absl::StatusOr<JoinedPool> Join(const PoolJoin& request) override;
   absl::StatusOr<uint64_t> Reclaim(const DeviceUuid& device, uint64_t bytes) override;
   absl::Status Listen(const PoolName& pool, PoolListener* listener) override {
-    return keeper_->Listen(pool, listener);
+    return reconnector_->Listen(pool, listener);
   }
-  void StopListening(PoolListener* listener) override { keeper_->StopListening(listener); }
+  void StopListening(PoolListener* listener) override { reconnector_->StopListening(listener); }
 
  private:
-  const std::shared_ptr<ConnectionKeeper> keeper_;
+  const std::shared_ptr<Reconnector> reconnector_;
 };
 
 }  // namespace crumb::client

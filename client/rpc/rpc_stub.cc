@@ -418,8 +418,8 @@ bool RpcStub::Usable() {
 }
 
 std::unique_ptr<RpcStub> RpcStub::Connect(const std::string& target, const ClientOptions& options) {
-  pid_t nobody = 0;
-  grpc_process.compare_exchange_strong(nobody, ::getpid());
+  pid_t no_process = 0;
+  grpc_process.compare_exchange_strong(no_process, ::getpid());
   grpc::ChannelArguments arguments;
   // Every connection is a session of its own: it must not use a former connection's subchannel.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);

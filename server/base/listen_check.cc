@@ -20,7 +20,7 @@ namespace crumb::server {
 namespace {
 
 // Returns whether a process listens at a Unix socket of this type.
-bool Answers(const sockaddr_un& address, int type) {
+bool Responds(const sockaddr_un& address, int type) {
   const UniqueFd fd(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
   return fd.valid() &&
          ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
@@ -49,8 +49,8 @@ absl::Status CheckUnixSocketFree(const std::string& path) {
   if (!S_ISSOCK(found.st_mode)) {
     return absl::FailedPreconditionError(path + " exists and is not a socket");
   }
-  if (Answers(address, SOCK_STREAM) || Answers(address, SOCK_SEQPACKET)) {
-    return absl::AlreadyExistsError("another process answers at " + path);
+  if (Responds(address, SOCK_STREAM) || Responds(address, SOCK_SEQPACKET)) {
+    return absl::AlreadyExistsError("another process listens at " + path);
   }
   return absl::OkStatus();
 }

@@ -94,7 +94,7 @@ struct CallSockets::Socket {
 struct CallSockets::Call {
   std::shared_ptr<Socket> socket;
   v1::SocketCall request;
-  v1::SocketAnswer response;
+  v1::SocketResponse response;
   std::unique_ptr<CallScope> scope;
 };
 

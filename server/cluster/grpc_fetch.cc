@@ -35,9 +35,9 @@ class FetchAssembler {
   }
 
   // Ends the fetch; pages that did not arrive get `status`.
-  transport::FetchAnswer Finish(PageStatus status, absl::Status detail) {
+  transport::FetchResponse Finish(PageStatus status, absl::Status detail) {
     for (size_t i = 0; i < response_.pages.size(); ++i) {
-      transport::PageAnswer& page = response_.pages[i];
+      transport::PageResponse& page = response_.pages[i];
       if (page.status == PageStatus::kHit &&
           CoveredTiles(page) == request_.pages[i].range.tiles()) {
         continue;
@@ -52,7 +52,7 @@ class FetchAssembler {
   }
 
  private:
-  static int CoveredTiles(const transport::PageAnswer& page) {
+  static int CoveredTiles(const transport::PageResponse& page) {
     int tiles = 0;
     for (const auto& fragment : page.fragments) tiles += fragment.delivered.tiles();
     return tiles;
@@ -66,9 +66,9 @@ class FetchAssembler {
   bool Begin(const v1::PeerReadResponse& message) {
     page_ = message.page();
     open_ = false;
-    transport::PageAnswer& page = response_.pages[page_];
+    transport::PageResponse& page = response_.pages[page_];
     if (page.status != PageStatus::kUnavailable && page.status != PageStatus::kHit) return false;
-    const transport::PageWish& wish = request_.pages[page_];
+    const transport::RequestedPage& wish = request_.pages[page_];
     auto header = DecodeFragmentHeader(std::as_bytes(std::span(message.header())));
     const bool right =
         header.ok() && header->key == wish.key && header->keyspace == request_.keyspace &&
@@ -92,7 +92,7 @@ class FetchAssembler {
 
   // Returns the destination and the sum of tile number `tile` of the delivered range.
   std::pair<std::byte*, uint32_t> PlaceOf(int tile) const {
-    const transport::PageWish& wish = request_.pages[page_];
+    const transport::RequestedPage& wish = request_.pages[page_];
     const int layer = delivered_.layers.begin + tile / delivered_.heads.size();
     const int head = delivered_.heads.begin + tile % delivered_.heads.size();
     const size_t head_stride =
@@ -135,7 +135,7 @@ class FetchAssembler {
   }
 
   const transport::FetchRequest& request_;
-  transport::FetchAnswer response_;
+  transport::FetchResponse response_;
   size_t page_ = 0;
   bool open_ = false;  // a fragment of page_ is being filled
   FragmentHeader header_;
@@ -200,7 +200,7 @@ class GrpcFetch : public grpc::ClientReadReactor<v1::PeerReadResponse> {
     wire_.mutable_range()->set_layer_end(range.layers.end);
     wire_.mutable_range()->set_head_begin(range.heads.begin);
     wire_.mutable_range()->set_head_end(range.heads.end);
-    for (const transport::PageWish& wish : request_.pages) {
+    for (const transport::RequestedPage& wish : request_.pages) {
       wire_.mutable_keys()->append(wish.key.view());
     }
     const auto left =

@@ -103,7 +103,7 @@ void GrpcPeer::Fetch(transport::FetchRequest request, transport::FetchDone done)
   const auto again = std::make_shared<transport::FetchRequest>(request);
   const auto fetch = transport_->Fetch(
       record().transport_address(), std::move(request),
-      [self = shared_from_this(), again, shared_done](transport::FetchAnswer response) {
+      [self = shared_from_this(), again, shared_done](transport::FetchResponse response) {
         if (!absl::IsFailedPrecondition(response.detail))
           return (*shared_done)(std::move(response));
         // No version of frames in common: bytes go by gRPC until one of the two is another release.
@@ -111,10 +111,10 @@ void GrpcPeer::Fetch(transport::FetchRequest request, transport::FetchDone done)
                        std::move(*shared_done));
       });
   if (fetch.ok()) return;
-  transport::FetchAnswer response;
+  transport::FetchResponse response;
   response.pages.resize(pages);
   const bool busy = absl::IsResourceExhausted(fetch.status());
-  for (transport::PageAnswer& page : response.pages) {
+  for (transport::PageResponse& page : response.pages) {
     page.status = busy ? transport::PageStatus::kBusy : transport::PageStatus::kUnavailable;
   }
   response.detail = fetch.status();

@@ -87,8 +87,8 @@ class Fetching : public std::enable_shared_from_this<Fetching> {
     request.memory = slots_;
     if (request.pages.empty()) return;
     fetch_.from->Fetch(
-        std::move(request), [self = shared_from_this()](transport::FetchAnswer response) {
-          auto shared = std::make_shared<transport::FetchAnswer>(std::move(response));
+        std::move(request), [self = shared_from_this()](transport::FetchResponse response) {
+          auto shared = std::make_shared<transport::FetchResponse>(std::move(response));
           const bool queued = self->context_.steps.Submit([self, shared] { self->Land(*shared); });
           if (!queued) self->FailAll(MissReason::kBusy);
         });
@@ -104,7 +104,7 @@ class Fetching : public std::enable_shared_from_this<Fetching> {
     auto slot = context_.store.ReserveIncoming(fetch_.keyspace->id,
                                                FragmentBytes(fetch_.range.tiles(), tile_bytes));
     if (!slot.ok()) return settled_(fetch_.names[page], MissReason::kBusy);
-    transport::PageWish& wish = request.pages.emplace_back();
+    transport::RequestedPage& wish = request.pages.emplace_back();
     wish.key = fetch_.keys[page];
     wish.range = fetch_.range;
     wish.tile_bytes = tile_bytes;
@@ -118,7 +118,7 @@ class Fetching : public std::enable_shared_from_this<Fetching> {
     for (const size_t page : fetched_) settled_(fetch_.names[page], reason);
   }
 
-  void Land(const transport::FetchAnswer& response) {
+  void Land(const transport::FetchResponse& response) {
     if (!response.detail.ok()) {
       LogWarningLimited("fetching {} pages from node {}: {}", fetched_.size(), fetch_.from->id(),
                         response.detail.ToString());
@@ -139,7 +139,7 @@ class Fetching : public std::enable_shared_from_this<Fetching> {
   // A miss that the peer reports is no failure, nor are pages that come late behind others that
   // came in time: the deadline is too short for all. Silence is a failure, and so is a connection
   // that breaks.
-  void NoteBreaker(const transport::FetchAnswer& response) {
+  void NoteBreaker(const transport::FetchResponse& response) {
     const auto ended = [&](PageStatus status) {
       return std::count_if(response.pages.begin(), response.pages.end(),
                            [&](const auto& page) { return page.status == status; });
@@ -150,7 +150,7 @@ class Fetching : public std::enable_shared_from_this<Fetching> {
     silent ? breaker.Fail(Breaker::Of::kBytes) : breaker.Succeed(Breaker::Of::kBytes);
   }
 
-  MissReason Publish(size_t page, size_t slot, const transport::PageAnswer& response) {
+  MissReason Publish(size_t page, size_t slot, const transport::PageResponse& response) {
     const absl::StatusOr<FragmentHeader> header = JoinHeaders(response.fragments, fetch_.range);
     if (!header.ok() || header->key != fetch_.keys[page] ||
         !fetch_.keyspace->CheckHeader(*header).ok()) {

@@ -144,7 +144,7 @@ class Walk : public std::enable_shared_from_this<Walk> {
   ClusterMetrics& metrics_;
   // Only one thread at a time goes on.
   std::shared_ptr<HeldLeases> held_;
-  transport::SourceAnswer response_;
+  transport::SourceResponse response_;
   size_t next_ = 0;
   size_t stretch_max_ = SIZE_MAX;
 
@@ -157,7 +157,7 @@ class Walk : public std::enable_shared_from_this<Walk> {
 
 void PageSource::Acquire(transport::SourceRequest request, Reply reply) {
   const auto refuse = [&](PageStatus status) {
-    transport::SourceAnswer response;
+    transport::SourceResponse response;
     response.pages.resize(request.pages.size());
     for (transport::SourcePage& page : response.pages) page.status = status;
     reply(std::move(response));

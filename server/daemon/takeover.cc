@@ -165,7 +165,7 @@ void TakeoverListener::Run() {
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!socket.valid()) continue;
     const absl::Status status = Examine(socket.get());
-    v1::TakeoverAnswer response;
+    v1::TakeoverResponse response;
     response.set_error(std::string(status.message()));
     const absl::Status sent = SendFdMessage(socket.get(), response.SerializeAsString() + '\0', {});
     if (!status.ok() || !sent.ok()) {
@@ -249,7 +249,7 @@ absl::StatusOr<Takeover> TakeOver(const Options& options, Duration timeout) {
   request.set_ssd_path(Canonical(options.store.ssd.path));
   CRUMB_RETURN_IF_ERROR(Send(socket, request.SerializeAsString()));
   CRUMB_ASSIGN_OR_RETURN(const FdMessage message, Receive(socket, "waiting for a response"));
-  v1::TakeoverAnswer response;
+  v1::TakeoverResponse response;
   // The zero byte at the end keeps an empty response from being no message.
   if (message.bytes.empty() ||
       !response.ParseFromArray(message.bytes.data(), static_cast<int>(message.bytes.size()) - 1)) {

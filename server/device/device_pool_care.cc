@@ -263,8 +263,8 @@ storage::HolderId DevicePools::ChooseDemoter(storage::DevicePoolNumber number) c
   return 0;
 }
 
-bool DevicePools::AskDemoter(storage::DevicePoolNumber number, storage::HolderId holder,
-                             std::span<const storage::DemotionWork> work) const {
+bool DevicePools::RequestDemotion(storage::DevicePoolNumber number, storage::HolderId holder,
+                                  std::span<const storage::DemotionWork> work) const {
   NoticeQueue::Demotions demotions;
   std::shared_ptr<Session> session;
   {

@@ -31,7 +31,7 @@ absl::Status CheckFds(const std::vector<UniqueFd>& fds, size_t expected) {
 
 // A handle is memory of a device (a character device or a file without a type) or, in processes
 // without a device, a memory file. Files of file systems, sockets and pipes are none: closing them
-// may wait for another process. Asks no file system for anything.
+// may wait for another process. Calls no file system.
 absl::Status CheckHandle(int fd) {
   if (::fcntl(fd, F_GET_SEALS) >= 0) return absl::OkStatus();
   struct statx status {};
@@ -58,7 +58,7 @@ DevicePools::DevicePools(const PoolOptions& options, storage::DeviceTier* tier, 
        .request =
            [this](storage::DevicePoolNumber pool, storage::HolderId holder,
                   std::span<const storage::DemotionWork> work) {
-             return AskDemoter(pool, holder, work);
+             return RequestDemotion(pool, holder, work);
            }});
 }
 
@@ -333,7 +333,7 @@ absl::Status DevicePools::Leave(const Session& session, const v1::PoolRequest::L
     number = found->first;
     found->second.leaving.insert(HolderOf(session));
   }
-  tier_->EndDemotions(number, HolderOf(session));  // it is asked for no more
+  tier_->EndDemotions(number, HolderOf(session));  // it gets no more requests
   MutexLock lock(&mutex_);
   const auto pool = pools_.find(number);
   if (pool != pools_.end()) DropLeavingLocked(number, pool->second);
@@ -412,7 +412,7 @@ absl::StatusOr<std::vector<uint64_t>> DevicePools::Reserve(const Session& sessio
     if (member == nullptr || member->sealed) return Slots();
     if (request != 0) {
       if (member->last_request == request) return member->last_slots;
-      if (request < member->last_request) return Slots();  // its caller has had the answer
+      if (request < member->last_request) return Slots();  // its caller has received the response
       if (member->reserving) {
         return absl::UnavailableError("request: the session's last Reserve is still being served");
       }

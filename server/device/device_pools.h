@@ -76,11 +76,11 @@ class DevicePools final : public SessionMemory, public PoolPlane {
   // Pools in which any session of the engine takes part.
   std::vector<storage::DevicePoolNumber> OfEngine(const Engine& engine) const;
 
-  // Reserves blank slots for the session. `request` numbers the call, in ascending order; 0: none.
-  // A caller repeats a number until it has the answer: the last one gives the same slots again, an
-  // earlier one gives none. A session that has closed meanwhile gets none. kUnavailable: the
-  // session's last numbered call is still being served; a second one beside it would give slots of
-  // which the caller never hears.
+  // Reserves blank slots for the session. `request` is the call's number, in ascending order; 0 if
+  // it has none. A caller repeats a number until it has the response: the last number returns the
+  // same slots again, an earlier one returns none. A session that has closed gets none.
+  // kUnavailable: the session's last numbered call is still being served, and a concurrent second
+  // one would reserve slots that the caller never receives.
   absl::StatusOr<std::vector<uint64_t>> Reserve(const Session& session,
                                                 storage::DevicePoolNumber pool, uint64_t request,
                                                 size_t count);
@@ -246,8 +246,8 @@ class DevicePools final : public SessionMemory, public PoolPlane {
   void SettleRecovery(storage::DevicePoolNumber number);
 
   storage::HolderId ChooseDemoter(storage::DevicePoolNumber pool) const;
-  bool AskDemoter(storage::DevicePoolNumber pool, storage::HolderId holder,
-                  std::span<const storage::DemotionWork> work) const;
+  bool RequestDemotion(storage::DevicePoolNumber pool, storage::HolderId holder,
+                       std::span<const storage::DemotionWork> work) const;
 
   const PoolOptions options_;
   storage::DeviceTier* const tier_;

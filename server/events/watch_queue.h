@@ -14,7 +14,7 @@
 
 namespace crumb::server {
 
-// Events that one watcher has still to be told, bounded. Thread-safe.
+// A bounded queue of events that are to be sent to one watcher. Thread-safe.
 class WatchQueue {
  public:
   struct Item {

@@ -8,7 +8,7 @@ namespace crumb::server {
 std::vector<NamedCounter> UnlabelledCounters(const ServerMetrics& metrics,
                                              const storage::StoreStats& stats) {
   return {
-      {"crumb_used_tokens_total", "Tokens of fetched pages that attention read, as clients tell.",
+      {"crumb_used_tokens_total", "Tokens of fetched pages that attention read, as clients report.",
        metrics.used_tokens.value()},
       {"crumb_prefill_tokens_avoided_total", "Tokens that clients did not compute again.",
        metrics.prefill_tokens_avoided.value()},
@@ -29,7 +29,8 @@ std::vector<NamedCounter> UnlabelledCounters(const ServerMetrics& metrics,
        "Times at which no session was accepted for a moment: descriptors or places had run out.",
        metrics.accept_pauses.value()},
       {"crumb_admin_closed_total",
-       "Connections of the admin port closed before their request was whole or its answer read.",
+       "Connections of the admin port closed before their request was complete or its response "
+       "read.",
        metrics.admin_closed.value()},
       {"crumb_leases_reaped_total", "Leases that ended with their engine.",
        metrics.leases_reaped.value()},

@@ -35,9 +35,9 @@ class CardinalitySketch {
   std::vector<uint8_t> registers_;  // each the largest rank seen, at most kRankBits + 1
 };
 
-// Pages that were asked for in the last minutes and hours, and how many distinct ones: 1 - distinct
-// / asked is the hit rate that a cache without bounds would have had. A window is a ring of parts;
-// it covers between all and all but one of them. Thread-safe, 400 KiB.
+// Counts the pages that were requested in the last minutes and hours, and the distinct ones among
+// them: 1 - distinct / requested is the hit rate that an unbounded cache would have had. A window
+// is a ring of parts and covers all of them, or all but one. Thread-safe. Takes 400 KiB.
 class PageWindows {
  public:
   struct Window {

@@ -21,7 +21,7 @@ namespace crumb::server {
 
 // Stages in which a commit or a call spends its time.
 enum class Stage : uint8_t {
-  kAcquireStore,  // Acquire: from the call into the store to its answer
+  kAcquireStore,  // Acquire: from the call into the store to its result
   kCommitQueue,   // a commit waiting for a thread
   kCommitStore,   // copying and verifying one commit call
   kControlQueue,  // a call that writes records waiting for its thread

@@ -19,14 +19,14 @@ absl::Status CacheService::Admit(CallScope& scope, const Context& call, const Me
   return request == nullptr ? absl::OkStatus() : CheckFields(context.limits, *request);
 }
 
-grpc::ServerUnaryReactor* CacheService::Answer(
+grpc::ServerUnaryReactor* CacheService::Respond(
     Context* call_context, Rpc rpc, const Message& request, Message* response,
     const std::function<absl::Status(const CallContext&)>& call) {
-  return AnswerLater(call_context, rpc, request, response,
-                     [&](const CallContext& context, const Done& done) { done(call(context)); });
+  return RespondLater(call_context, rpc, request, response,
+                      [&](const CallContext& context, const Done& done) { done(call(context)); });
 }
 
-grpc::ServerUnaryReactor* CacheService::AnswerLater(
+grpc::ServerUnaryReactor* CacheService::RespondLater(
     Context* call_context, Rpc rpc, const Message& request, Message* response,
     const std::function<void(const CallContext&, Done)>& call) {
   const auto reactor =

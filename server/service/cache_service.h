@@ -81,11 +81,11 @@ class CacheService final
   absl::Status Admit(CallScope& scope, const Context& call, const Message* request,
                      CallContext& context) const;
   // Finishes with the status of `call`, which does not block.
-  Unary* Answer(Context* call_context, Rpc rpc, const Message& request, Message* response,
-                const std::function<absl::Status(const CallContext&)>& call);
+  Unary* Respond(Context* call_context, Rpc rpc, const Message& request, Message* response,
+                 const std::function<absl::Status(const CallContext&)>& call);
   // Finishes once `call` has called back.
-  Unary* AnswerLater(Context* call_context, Rpc rpc, const Message& request, Message* response,
-                     const std::function<void(const CallContext&, Done)>& call);
+  Unary* RespondLater(Context* call_context, Rpc rpc, const Message& request, Message* response,
+                      const std::function<void(const CallContext&, Done)>& call);
 
   StreamParts parts() { return {calls_, stalls_}; }
   std::unique_ptr<CallScope> NewScope(Rpc rpc) {

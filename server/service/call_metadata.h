@@ -28,7 +28,7 @@ absl::StatusOr<Caller> CallerOf(const grpc::CallbackServerContext& call,
 absl::StatusOr<std::shared_ptr<Session>> SessionOf(const grpc::CallbackServerContext& call,
                                                    const CallContext& context);
 
-// The call's deadline on the monotonic clock, a little early so that the answer still arrives.
+// Returns the call's deadline on the monotonic clock, a little early so that the response arrives.
 TimePoint DeadlineOf(const grpc::CallbackServerContext& call, TimePoint now);
 
 }  // namespace crumb::server

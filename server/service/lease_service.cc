@@ -67,7 +67,7 @@ grpc::ServerUnaryReactor* CacheService::Acquire(Context* call, const v1::Acquire
 
 grpc::ServerUnaryReactor* CacheService::Lookup(Context* call, const v1::LookupRequest* request,
                                                v1::LookupResponse* response) {
-  return AnswerLater(
+  return RespondLater(
       call, Rpc::kLookup, *request, response, [&](const CallContext& context, const Done& done) {
         server::Lookup(context, DeadlineOf(*call, context.clock.Now()), *request, response, done);
       });
@@ -75,16 +75,16 @@ grpc::ServerUnaryReactor* CacheService::Lookup(Context* call, const v1::LookupRe
 
 grpc::ServerUnaryReactor* CacheService::Release(Context* call, const v1::ReleaseRequest* request,
                                                 v1::ReleaseResponse* response) {
-  return Answer(call, Rpc::kRelease, *request, response,
-                [&](const CallContext& context) -> absl::Status {
-                  CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
-                  return server::Release(context, *session, *request, response);
-                });
+  return Respond(call, Rpc::kRelease, *request, response,
+                 [&](const CallContext& context) -> absl::Status {
+                   CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
+                   return server::Release(context, *session, *request, response);
+                 });
 }
 
 grpc::ServerUnaryReactor* CacheService::Prefetch(Context* call, const v1::PrefetchRequest* request,
                                                  v1::PrefetchResponse* response) {
-  return Answer(call, Rpc::kPrefetch, *request, response, [&](const CallContext& context) {
+  return Respond(call, Rpc::kPrefetch, *request, response, [&](const CallContext& context) {
     return server::Prefetch(context, *request, response);
   });
 }

@@ -37,8 +37,8 @@ class ReadStream : public grpc::ServerWriteReactor<v1::PeerReadResponse>,
     if (!wanted.ok()) return End(wanted.status());
     ranges_.reserve(wanted->pages.size());
     for (const auto& page : wanted->pages) ranges_.push_back(page.range);
-    cluster_.source().Acquire(*std::move(wanted), [this](transport::SourceAnswer answer) {
-      answer_ = std::move(answer);
+    cluster_.source().Acquire(*std::move(wanted), [this](transport::SourceResponse response) {
+      response_ = std::move(response);
       WriteNext();
     });
   }
@@ -67,8 +67,8 @@ class ReadStream : public grpc::ServerWriteReactor<v1::PeerReadResponse>,
   // The next message; false after the last.
   bool Next() {
     message_.Clear();
-    while (page_ < answer_.pages.size()) {
-      const transport::SourcePage& page = answer_.pages[page_];
+    while (page_ < response_.pages.size()) {
+      const transport::SourcePage& page = response_.pages[page_];
       message_.set_page(static_cast<uint32_t>(page_));
       if (page.status != transport::PageStatus::kHit) {
         message_.set_status(static_cast<uint32_t>(page.status));
@@ -122,7 +122,7 @@ class ReadStream : public grpc::ServerWriteReactor<v1::PeerReadResponse>,
   void End(const absl::Status& status) {
     scope_->SetCode(status.code());
     scope_.reset();
-    answer_ = {};
+    response_ = {};
     Finish(ToGrpc(status));
   }
 
@@ -131,7 +131,7 @@ class ReadStream : public grpc::ServerWriteReactor<v1::PeerReadResponse>,
   std::unique_ptr<CallScope> scope_;
   grpc::CallbackServerContext& call_;
   std::vector<TileRange> ranges_;  // the range of each page
-  transport::SourceAnswer answer_;
+  transport::SourceResponse response_;
   size_t page_ = 0;
   size_t fragment_ = 0;
   int tile_ = 0;
@@ -149,10 +149,10 @@ absl::Status PeerService::Admit(CallScope& scope, const Context& call,
   return CheckFields(context_.limits, request);
 }
 
-grpc::ServerUnaryReactor* PeerService::Answer(Context* call_context, Rpc rpc,
-                                              const google::protobuf::Message& request,
-                                              google::protobuf::Message* response,
-                                              const std::function<void(PeerDone)>& call) {
+grpc::ServerUnaryReactor* PeerService::Respond(Context* call_context, Rpc rpc,
+                                               const google::protobuf::Message& request,
+                                               google::protobuf::Message* response,
+                                               const std::function<void(PeerDone)>& call) {
   const auto reactor = std::make_shared<UnaryCall>(context_, StreamParts{calls_, stalls_}, rpc,
                                                    *call_context, *response);
   reactor->Begin();
@@ -168,7 +168,7 @@ grpc::ServerUnaryReactor* PeerService::Answer(Context* call_context, Rpc rpc,
 
 grpc::ServerUnaryReactor* PeerService::PeerHello(Context* call, const v1::PeerHelloRequest* request,
                                                  v1::PeerHelloResponse* response) {
-  return Answer(call, Rpc::kPeerHello, *request, response, [&](const PeerDone& done) {
+  return Respond(call, Rpc::kPeerHello, *request, response, [&](const PeerDone& done) {
     server::PeerHello(cluster_.calls(), response);
     done(absl::OkStatus());
   });
@@ -178,7 +178,7 @@ grpc::ServerUnaryReactor* PeerService::PeerAcquire(Context* call,
                                                    const v1::PeerAcquireRequest* request,
                                                    v1::PeerAcquireResponse* response) {
   const TimePoint deadline = DeadlineOf(*call, context_.clock.Now());
-  return Answer(call, Rpc::kPeerAcquire, *request, response, [&](const PeerDone& done) {
+  return Respond(call, Rpc::kPeerAcquire, *request, response, [&](const PeerDone& done) {
     server::PeerAcquire(cluster_.calls(), *request, deadline, response, done);
   });
 }
@@ -186,7 +186,7 @@ grpc::ServerUnaryReactor* PeerService::PeerAcquire(Context* call,
 grpc::ServerUnaryReactor* PeerService::PeerRelease(Context* call,
                                                    const v1::PeerReleaseRequest* request,
                                                    v1::PeerReleaseResponse* response) {
-  return Answer(call, Rpc::kPeerRelease, *request, response, [&](const PeerDone& done) {
+  return Respond(call, Rpc::kPeerRelease, *request, response, [&](const PeerDone& done) {
     done(server::PeerRelease(cluster_.calls(), *request));
   });
 }
@@ -194,7 +194,7 @@ grpc::ServerUnaryReactor* PeerService::PeerRelease(Context* call,
 grpc::ServerUnaryReactor* PeerService::PeerPush(Context* call, const v1::PeerPushRequest* request,
                                                 v1::PeerPushResponse* response) {
   const TimePoint deadline = DeadlineOf(*call, context_.clock.Now());
-  return Answer(call, Rpc::kPeerPush, *request, response, [&](const PeerDone& done) {
+  return Respond(call, Rpc::kPeerPush, *request, response, [&](const PeerDone& done) {
     server::PeerPush(cluster_.calls(), *request, deadline, response, done);
   });
 }
@@ -202,15 +202,15 @@ grpc::ServerUnaryReactor* PeerService::PeerPush(Context* call, const v1::PeerPus
 grpc::ServerUnaryReactor* PeerService::PeerKeyspaces(Context* call,
                                                      const v1::PeerKeyspacesRequest* request,
                                                      v1::PeerKeyspacesResponse* response) {
-  return Answer(call, Rpc::kPeerKeyspaces, *request, response, [&](const PeerDone& done) {
+  return Respond(call, Rpc::kPeerKeyspaces, *request, response, [&](const PeerDone& done) {
     server::PeerKeyspaces(cluster_.calls(), *request, response, done);
   });
 }
 
 grpc::ServerUnaryReactor* PeerService::PeerDrain(Context* call, const v1::PeerDrainRequest* request,
                                                  v1::PeerDrainResponse* response) {
-  return Answer(call, Rpc::kPeerDrain, *request, response,
-                [&](const PeerDone& done) { done(cluster_.calls().drain()); });
+  return Respond(call, Rpc::kPeerDrain, *request, response,
+                 [&](const PeerDone& done) { done(cluster_.calls().drain()); });
 }
 
 grpc::ServerWriteReactor<v1::PeerReadResponse>* PeerService::PeerRead(

@@ -47,8 +47,8 @@ class PeerService final : public v1::PeerService::CallbackService {
   absl::Status Admit(CallScope& scope, const Context& call,
                      const google::protobuf::Message& request) const;
   // Finishes once `call` has called back.
-  Unary* Answer(Context* call_context, Rpc rpc, const google::protobuf::Message& request,
-                google::protobuf::Message* response, const std::function<void(PeerDone)>& call);
+  Unary* Respond(Context* call_context, Rpc rpc, const google::protobuf::Message& request,
+                 google::protobuf::Message* response, const std::function<void(PeerDone)>& call);
 
   const CallContext context_;
   Cluster& cluster_;

@@ -45,7 +45,7 @@ class PutStream : public grpc::ServerReadReactor<v1::PutRequest>,
     if (!EndWait()) return;  // Stalled() ends the stream
     if (!ok) {
       *response_ = assembler_.Finish();
-      answered_.store(true);
+      responded_.store(true);
       // The wait ends when the response was read.
       BeginWait(context_.clock.Now(), /*progressed=*/true);
       return End(absl::OkStatus());
@@ -66,12 +66,12 @@ class PutStream : public grpc::ServerReadReactor<v1::PutRequest>,
         "limits.commit_queue, or the tenant's part of it, is reached, try again"));
   }
 
-  bool WaitsForReader() const override { return answered_.load(); }
+  bool WaitsForReader() const override { return responded_.load(); }
 
   // A read in progress ends with the stream.
   void Stalled() override {
     context_.metrics.stalled_streams.Add();
-    if (answered_.load()) return hold_.Cancel();
+    if (responded_.load()) return hold_.Cancel();
     End(absl::DeadlineExceededError(
         "the Put made no progress for limits.stream_progress_timeout; what it had sent whole is "
         "stored"));
@@ -95,7 +95,7 @@ class PutStream : public grpc::ServerReadReactor<v1::PutRequest>,
   const CallContext context_;
   const std::unique_ptr<CallScope> scope_;
   CallHold hold_;
-  std::atomic<bool> answered_{false};  // the response is complete
+  std::atomic<bool> responded_{false};  // the response is complete
   // Until the call has its status: gRPC reports later that it is done.
   std::optional<TenantGrant> place_;
   PutAssembler assembler_;

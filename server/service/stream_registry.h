@@ -10,7 +10,7 @@
 
 namespace crumb::server {
 
-// A stream that would last for ever and can be told to end.
+// A stream without an end of its own, which the registry can end.
 class LongStream {
  public:
   virtual ~LongStream() = default;

@@ -18,7 +18,7 @@ using SharedFd = std::shared_ptr<const UniqueFd>;
 
 // The response to a PoolRequest, and the descriptors that are sent with it.
 struct PoolReply {
-  v1::PoolAnswer response;
+  v1::PoolResponse response;
   std::vector<SharedFd> fds;
 };
 

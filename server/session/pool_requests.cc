@@ -14,7 +14,7 @@
 namespace crumb::server {
 namespace {
 
-// A PoolAnswer whose first field, the code, is 0.
+// A PoolResponse whose first field, the code, is 0.
 constexpr std::string_view kNoError("\x08\0", 2);
 // How long a response with descriptors waits for processes of the same user or tenant to read
 // theirs.
@@ -33,7 +33,7 @@ absl::Status SendReply(UnreadDescriptors& unread, const std::string& owner, cons
   const absl::Status sent =
       unread.SendPatiently(owner, socket, std::move(bytes), fds, kReadPatience, &begun);
   if (begun || !absl::IsResourceExhausted(sent)) return sent;
-  v1::PoolAnswer refusal;
+  v1::PoolResponse refusal;
   refusal.set_code(static_cast<uint32_t>(sent.code()));
   refusal.set_error(std::string(sent.message()));
   SendFdMessage(socket->get(), refusal.SerializeAsString(), {}).IgnoreError();

@@ -20,7 +20,7 @@ struct TenantOptions {
   Duration reload_interval = std::chrono::seconds(10);
 
   bool enabled() const { return !file.empty(); }
-  // The percentage for TenantBudget: 100 while tenants are not told apart.
+  // The percentage for TenantBudget; 100 if the server does not distinguish tenants.
   int64_t budget_percent() const { return enabled() ? part_max_percent : 100; }
   // Each tenant's pages lie in slabs of its own.
   bool own_slabs() const { return enabled() && shared_memory == "own"; }

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kFileBytesMax = 4 << 20;
 
-// Without an early end: how long it takes tells nothing of the digests.
+// Compares without an early end, so that the duration reveals nothing about the digests.
 bool Matches(const Digest& a, const Digest& b) {
   unsigned differences = 0;
   for (size_t i = 0; i < a.size(); ++i) differences |= static_cast<unsigned>(a[i] ^ b[i]);

@@ -44,7 +44,7 @@ class TenantTable {
   // The tenant of a token. kUnauthenticated: unknown or expired. Takes the same time whatever the
   // token. Does not block.
   absl::StatusOr<Caller> Authenticate(std::string_view token) const;
-  // An error for a caller who cannot be told; counted.
+  // Counts an error and returns it, for a caller that cannot be identified.
   absl::Status Refuse(AuthFailure reason, const std::string& what) const;
 
   // Reads the file again, if it has changed or `always`. On an error, which is counted, everything
@@ -77,7 +77,7 @@ class TenantTable {
   mutable std::array<Counter, kAuthFailureCount> failures_;
   Counter reload_failures_;
   Mutex reading_;                               // held over reading
-  std::string seen_ ABSL_GUARDED_BY(reading_);  // tells versions of the file apart
+  std::string seen_ ABSL_GUARDED_BY(reading_);  // identifies the version of the file
   mutable Mutex mutex_;
   std::shared_ptr<const Tenants> tenants_ ABSL_GUARDED_BY(mutex_);
 };

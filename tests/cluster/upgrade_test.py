@@ -18,7 +18,7 @@ PROGRAMS = []
 
 
 def spoken(versions):
-    """Node i speaks versions[i]: (wire_min, wire_max, layout), and (frames_min, frames_max) of UCX."""
+    """Node i supports versions[i]: (wire_min, wire_max, layout), and (frames_min, frames_max) of UCX."""
     return lambda i: ([PROGRAMS[3]], [str(number) for number in versions[i]])
 
 
@@ -92,7 +92,7 @@ class UpgradeTest(unittest.TestCase):
         for i, theirs, own in ((0, "2 to 2", "1 to 1"), (2, "1 to 1", "2 to 2")):
             wait_for(f"node {i} counts it", lambda i=i: group.metric(
                 i, "crumb_transport_version_mismatches_total") > 0)
-            self.assertIn(f"peer speaks versions {theirs} of the transport, this node {own}",
+            self.assertIn(f"peer supports versions {theirs} of the transport, this node {own}",
                           group.log(i))
         self.assertEqual(group.metric(1, "crumb_transport_version_mismatches_total"), 0)
         for i in range(3):

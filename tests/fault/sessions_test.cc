@@ -82,7 +82,7 @@ void JoinPool(int socket, bool waits) {
   if (!waits) return;
   const auto answer = ReceiveFdMessage(socket);
   ASSERT_TRUE(answer.ok()) << answer.status();
-  v1::PoolAnswer joined;
+  v1::PoolResponse joined;
   ASSERT_TRUE(joined.ParseFromString(answer->bytes));
   EXPECT_EQ(joined.code(), 0u) << joined.error();
   EXPECT_TRUE(joined.roster());

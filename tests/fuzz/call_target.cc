@@ -115,7 +115,7 @@ std::string Questions::Prepare(const std::string& message, bool open_keyspace, A
 
 void Questions::ReadAnswers(int socket, const Asked& asked) const {
   for (std::string message; Receive(socket, &message);) {
-    v1::SocketAnswer answer;
+    v1::SocketResponse answer;
     Check(answer.ParseFromString(message));
     const auto question = asked.find(answer.request());
     Check(question != asked.end() && answer.request() != 0);
@@ -162,7 +162,7 @@ void Questions::Ask(const std::vector<std::string>& messages, bool open_keyspace
   ReadAnswers(hostile.socket.get(), asked);
   // Whatever came of it, others are answered.
   std::string message;
-  v1::SocketAnswer answer;
+  v1::SocketResponse answer;
   Check(Send(other.socket.get(), Right(UINT64_MAX).SerializeAsString()));
   Check(Receive(other.socket.get(), &message) && answer.ParseFromString(message));
   Check(answer.request() == UINT64_MAX && answer.acquire().hit_pages() == 1);
@@ -174,7 +174,7 @@ void Questions::Ask(const std::vector<std::string>& messages, bool open_keyspace
 
 // Makes the client's call, of the kind that the first byte's bits name.
 std::unique_ptr<client::PendingCall> StartCall(client::CallSocket& calls, unsigned first,
-                                               v1::SocketAnswer* answer) {
+                                               v1::SocketResponse* answer) {
   v1::SocketCall call;
   if ((first & kReserveBit) != 0) {
     call.mutable_reserve();
@@ -192,19 +192,19 @@ void Answer(const std::vector<std::string>& messages, unsigned first) {
   Check(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
   const UniqueFd crumbd(ends[0]);
   client::CallSocket calls{UniqueFd(ends[1])};
-  v1::SocketAnswer expected;
+  v1::SocketResponse expected;
   bool decided = false;  // by an answer, or by a message that is none
   for (const std::string& message : messages) {
     if (!Send(crumbd.get(), message)) break;
     if (decided) continue;
-    v1::SocketAnswer answer;
+    v1::SocketResponse answer;
     const bool sound = !message.empty() && answer.ParseFromString(message);
     decided = !sound || answer.request() == kAsked;
     if (sound && decided) expected = answer;
   }
   ::shutdown(crumbd.get(), SHUT_WR);
 
-  v1::SocketAnswer received;
+  v1::SocketResponse received;
   const auto call = StartCall(calls, first, &received);
   Check(call != nullptr);
   const absl::Status status = call->Finish();
@@ -227,10 +227,10 @@ void Run(std::span<const std::byte> input) {
 }
 
 std::string AnswerSeed() {
-  v1::SocketAnswer late;
+  v1::SocketResponse late;
   late.set_request(kAsked + 1);
   late.mutable_acquire()->set_lease(3);
-  v1::SocketAnswer answer;
+  v1::SocketResponse answer;
   answer.set_request(kAsked);
   answer.mutable_acquire()->set_hit_pages(2);
   answer.mutable_acquire()->set_lease(5);
@@ -243,7 +243,7 @@ std::string AnswerSeed() {
 }
 
 std::string RefusalSeed() {
-  v1::SocketAnswer refusal;
+  v1::SocketResponse refusal;
   refusal.set_request(kAsked);
   refusal.set_code(8);
   refusal.set_error("full");
@@ -252,13 +252,13 @@ std::string RefusalSeed() {
 }
 
 std::vector<std::string> StagingSeeds(const Questions& questions) {
-  v1::SocketAnswer late;
+  v1::SocketResponse late;
   late.set_request(kAsked + 1);
   late.mutable_reserve()->add_offsets(512);
-  v1::SocketAnswer reserved;
+  v1::SocketResponse reserved;
   reserved.set_request(kAsked);
   reserved.mutable_reserve()->add_offsets(1024);
-  v1::SocketAnswer committed;
+  v1::SocketResponse committed;
   committed.set_request(kAsked);
   committed.mutable_commit()->add_outcomes(v1::COMMIT_OUTCOME_STORED);
   committed.mutable_commit()->set_flush_mark(3);

@@ -16,7 +16,7 @@ namespace {
 
 using namespace transport;
 
-enum class Kind : unsigned char { kHeader, kHeaderWithSum, kHello, kFetch, kAnswer, kKinds };
+enum class Kind : unsigned char { kHeader, kHeaderWithSum, kHello, kFetch, kResponse, kKinds };
 
 std::string Seed(Kind kind, const std::string& bytes) {
   return std::string(1, static_cast<char>(kind)) + bytes;
@@ -59,18 +59,18 @@ void RunFetch(std::span<const std::byte> body) {
 }
 
 void RunAnswer(std::span<const std::byte> body) {
-  const auto answer = DecodeAnswer(body);
+  const auto answer = DecodeResponse(body);
   if (!answer.ok()) return;
-  for (const AnswerBody::Page& page : answer->pages) {
+  for (const ResponseBody::Page& page : answer->pages) {
     for (const std::span<const std::byte> header : page.headers) {
       Check(header.data() >= body.data() &&
             header.data() + header.size() <= body.data() + body.size());
       DecodeFragmentHeader(header).status().IgnoreError();
     }
   }
-  const std::vector<std::byte> again = EncodeAnswer(*answer);
-  const auto decoded = DecodeAnswer(again);
-  Check(decoded.ok() && EncodeAnswer(*decoded) == again);
+  const std::vector<std::byte> again = EncodeResponse(*answer);
+  const auto decoded = DecodeResponse(again);
+  Check(decoded.ok() && EncodeResponse(*decoded) == again);
 }
 
 void Run(std::span<const std::byte> input) {
@@ -110,7 +110,7 @@ std::vector<std::string> Seeds() {
   fragment.tile_sums = {1, 2, 3, 4};
   std::vector<std::byte> encoded(FragmentHeaderBytes(4));
   EncodeFragmentHeader(fragment, encoded);
-  AnswerBody answer;
+  ResponseBody answer;
   answer.first_page = 3;
   answer.pages.resize(2);
   answer.pages[0].status = PageStatus::kHit;
@@ -119,7 +119,7 @@ std::vector<std::string> Seeds() {
           Seed(Kind::kHeaderWithSum, TextOf(EncodeFrameHeader(header))),
           Seed(Kind::kHello, TextOf(EncodeHello({1, 3, 77}))),
           Seed(Kind::kFetch, TextOf(EncodeFetch(fetch))),
-          Seed(Kind::kAnswer, TextOf(EncodeAnswer(answer)))};
+          Seed(Kind::kResponse, TextOf(EncodeResponse(answer)))};
 }
 
 }  // namespace

@@ -73,7 +73,7 @@ class HostilePeer final : public Peer {
       pages_ = 0;
     }
     for (auto& [request, done] : fetches) {
-      transport::FetchAnswer answer;
+      transport::FetchResponse answer;
       answer.pages.resize(request.pages.size());
       done(std::move(answer));
     }
@@ -154,7 +154,7 @@ class Node final : public CallFixture {
                        4};
   PartyBudget push_pages_{kPushPagesMax};
   PageSource source_{store_, *keyspaces_, grants_, counts_, kReadsMax};
-  std::vector<transport::SourceAnswer> answers_;  // reads that the hostile node does not take
+  std::vector<transport::SourceResponse> answers_;  // reads that the hostile node does not take
   const PeerCallContext calls_{.clock = Clock::Real(),
                                .store = store_,
                                .keyspaces = *keyspaces_,
@@ -252,7 +252,7 @@ void Node::CallRead(bool known, const std::string& bytes) {
   if (!wanted.ok()) return;
   Check(wanted->pages.size() <= kKeysMax);
   const size_t pages = wanted->pages.size();
-  source_.Acquire(*std::move(wanted), [&](transport::SourceAnswer answer) {
+  source_.Acquire(*std::move(wanted), [&](transport::SourceResponse answer) {
     Check(answer.pages.size() == pages);
     for (const auto& page : answer.pages) {
       Check((page.status == transport::PageStatus::kHit) == !page.fragments.empty());

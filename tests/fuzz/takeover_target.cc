@@ -104,7 +104,7 @@ void RunPredecessor(const std::string& bytes) {
     Check(::shutdown(successor.get(), SHUT_WR) == 0);
     const auto answer = ReceiveFdMessage(successor.get());
     Check(answer.ok() && !answer->bytes.empty() && answer->fds.empty());
-    v1::TakeoverAnswer parsed;
+    v1::TakeoverResponse parsed;
     Check(parsed.ParseFromString(answer->bytes.substr(0, answer->bytes.size() - 1)));
     const UniqueFd taken = (*listener)->TakeSuccessor();
     Check(!taken.valid() || parsed.error().empty());
@@ -150,7 +150,7 @@ std::vector<std::string> Seeds() {
   v1::TakeoverRequest request;
   request.set_image_version(storage::kHostImageVersion);
   request.set_ssd_path(std::filesystem::weakly_canonical(OptionsOf().store.ssd.path).string());
-  v1::TakeoverAnswer refusal;
+  v1::TakeoverResponse refusal;
   refusal.set_error("no");
   v1::TakeoverMemory memory;
   memory.set_image_bytes(storage::EncodeHostImage(Image()).size());

@@ -59,9 +59,9 @@ class CallSocketsTest : public CallFixture {
     bytes->resize(static_cast<size_t>(std::max<ssize_t>(size, 0)));
     return size;
   }
-  v1::SocketAnswer Answer() {
+  v1::SocketResponse Answer() {
     std::string bytes;
-    v1::SocketAnswer answer;
+    v1::SocketResponse answer;
     EXPECT_GT(Receive(opened_.socket.get(), &bytes), 0);
     EXPECT_TRUE(answer.ParseFromString(bytes));
     return answer;

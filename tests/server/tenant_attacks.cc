@@ -297,8 +297,8 @@ class PoolCaller {
   }
 
  private:
-  v1::PoolAnswer Ask(const v1::PoolRequest& request, std::span<const int> fds) {
-    v1::PoolAnswer answer;
+  v1::PoolResponse Ask(const v1::PoolRequest& request, std::span<const int> fds) {
+    v1::PoolResponse answer;
     answer.set_code(static_cast<uint32_t>(absl::StatusCode::kUnavailable));
     if (!SendFdMessage(socket_.get(), request.SerializeAsString(), fds).ok()) return answer;
     const auto message = ReceiveFdMessage(socket_.get());

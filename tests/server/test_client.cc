@@ -86,9 +86,9 @@ std::vector<std::byte> TestClient::Fragment(const PageKey& key, uint8_t fill,
   return fragment;
 }
 
-v1::SocketAnswer TestClient::CallOverSocket(const v1::SocketCall& call) {
+v1::SocketResponse TestClient::CallOverSocket(const v1::SocketCall& call) {
   SendFdMessage(staging_socket_.get(), call.SerializeAsString(), {}).IgnoreError();
-  v1::SocketAnswer answer;
+  v1::SocketResponse answer;
   answer.ParseFromString(ReceiveFdMessage(staging_socket_.get()).value().bytes);
   return answer;
 }

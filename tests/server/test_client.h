@@ -45,7 +45,7 @@ class TestClient {
   // Reserve, write, Commit.
   grpc::Status Commit(const std::vector<std::byte>& fragment, v1::CommitResponse* response);
   // Calls over the session's socket for Reserve and Commit. REQUIRES: welcome().staging_socket().
-  v1::SocketAnswer CallOverSocket(const v1::SocketCall& call);
+  v1::SocketResponse CallOverSocket(const v1::SocketCall& call);
   grpc::Status Acquire(const std::string& keys, v1::AcquireResponse* response);
   grpc::Status Release(uint64_t lease);
   // Through Put and Get, without session.

@@ -22,7 +22,7 @@ FetchRequest Destination::Request() const {
   request.generation = kSampleGeneration;
   request.memory = memory_;
   for (Want_& want : *memory_) {
-    PageWish wish;
+    RequestedPage wish;
     wish.key = SampleKey(want.page);
     wish.range = want.range;
     wish.tile_bytes = want.tile_bytes;
@@ -33,10 +33,10 @@ FetchRequest Destination::Request() const {
   return request;
 }
 
-int Destination::FirstWrong(const std::vector<PageAnswer>& answers) const {
+int Destination::FirstWrong(const std::vector<PageResponse>& responses) const {
   for (size_t i = 0; i < memory_->size(); ++i) {
     const Want_& want = (*memory_)[i];
-    const bool hit = i < answers.size() && answers[i].status == PageStatus::kHit;
+    const bool hit = i < responses.size() && responses[i].status == PageStatus::kHit;
     size_t at = 0;
     for (int layer = want.range.layers.begin; layer < want.range.layers.end; ++layer) {
       for (int head = want.range.heads.begin; head < want.range.heads.end; ++head) {
@@ -57,9 +57,9 @@ int Destination::FirstWrong(const std::vector<PageAnswer>& answers) const {
 
 PendingFetch::PendingFetch(Transport& transport, const std::string& address, FetchRequest request) {
   const auto started =
-      transport.Fetch(address, std::move(request), [state = state_](FetchAnswer answer) {
+      transport.Fetch(address, std::move(request), [state = state_](FetchResponse response) {
         const std::lock_guard lock(state->mutex);
-        state->answer = std::move(answer);
+        state->response = std::move(response);
         state->changed.notify_all();
       });
   status_ = started.status();
@@ -68,18 +68,18 @@ PendingFetch::PendingFetch(Transport& transport, const std::string& address, Fet
 
 bool PendingFetch::done() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->answer.has_value();
+  return state_->response.has_value();
 }
 
-FetchAnswer PendingFetch::Wait() {
+FetchResponse PendingFetch::Wait() {
   std::unique_lock lock(state_->mutex);
-  state_->changed.wait_for(lock, kPatience, [&] { return state_->answer.has_value(); });
-  return state_->answer.value_or(FetchAnswer{});
+  state_->changed.wait_for(lock, kPatience, [&] { return state_->response.has_value(); });
+  return state_->response.value_or(FetchResponse{});
 }
 
-std::vector<PageStatus> StatusesOf(const FetchAnswer& answer) {
+std::vector<PageStatus> StatusesOf(const FetchResponse& response) {
   std::vector<PageStatus> statuses;
-  for (const PageAnswer& page : answer.pages) statuses.push_back(page.status);
+  for (const PageResponse& page : response.pages) statuses.push_back(page.status);
   return statuses;
 }
 

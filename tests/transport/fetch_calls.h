@@ -23,7 +23,7 @@ class Destination {
   // Returns the request for all these pages, which keeps this memory alive.
   FetchRequest Request() const;
   // Returns the first page that has a wrong byte, or whose gaps were written; -1 if there is none.
-  int FirstWrong(const std::vector<PageAnswer>& answers) const;
+  int FirstWrong(const std::vector<PageResponse>& responses) const;
   // Returns whether nothing else refers to the memory.
   bool released() const { return memory_.use_count() == 1; }
 
@@ -46,19 +46,19 @@ class PendingFetch {
   const absl::Status& status() const { return status_; }
   FetchId id() const { return id_; }
   bool done() const;
-  // Waits for half a minute at most, after which it returns an answer without pages.
-  FetchAnswer Wait();
+  // Waits for half a minute at most, after which it returns a response without pages.
+  FetchResponse Wait();
 
  private:
   struct State {
     std::mutex mutex;
     std::condition_variable changed;
-    std::optional<FetchAnswer> answer;
+    std::optional<FetchResponse> response;
   };
   const std::shared_ptr<State> state_ = std::make_shared<State>();
   absl::Status status_;
   FetchId id_ = 0;
 };
 
-std::vector<PageStatus> StatusesOf(const FetchAnswer& answer);
+std::vector<PageStatus> StatusesOf(const FetchResponse& response);
 }  // namespace crumb::transport

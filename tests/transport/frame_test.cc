@@ -89,24 +89,24 @@ TEST(FrameTest, RefusesFetchesOfNoTiles) {
   EXPECT_FALSE(DecodeFetch(EncodeFetch(fetch)).ok());
 }
 
-TEST(FrameTest, AnswerRoundTripAndEveryTruncationIsRefused) {
+TEST(FrameTest, ResponseRoundTripAndEveryTruncationIsRefused) {
   const std::vector<std::byte> header(200, std::byte{7});
-  AnswerBody answer;
-  answer.first_page = 4;
-  answer.pages = {{PageStatus::kHit, {header, header}}, {PageStatus::kStale, {}}};
-  const std::vector<std::byte> body = EncodeAnswer(answer);
-  const auto decoded = DecodeAnswer(body);
+  ResponseBody response;
+  response.first_page = 4;
+  response.pages = {{PageStatus::kHit, {header, header}}, {PageStatus::kStale, {}}};
+  const std::vector<std::byte> body = EncodeResponse(response);
+  const auto decoded = DecodeResponse(body);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_EQ(EncodeAnswer(*decoded), body);
+  EXPECT_EQ(EncodeResponse(*decoded), body);
   for (size_t size = 0; size < body.size(); ++size) {
-    EXPECT_FALSE(DecodeAnswer(std::span(body).first(size)).ok()) << size;
+    EXPECT_FALSE(DecodeResponse(std::span(body).first(size)).ok()) << size;
   }
-  answer.pages[1].status = static_cast<PageStatus>(kPageStatusCount);
-  EXPECT_FALSE(DecodeAnswer(EncodeAnswer(answer)).ok());
-  answer.pages[1] = {PageStatus::kHit, {}};
-  EXPECT_FALSE(DecodeAnswer(EncodeAnswer(answer)).ok());
-  answer.pages[1] = {PageStatus::kAbsent, {header}};
-  EXPECT_FALSE(DecodeAnswer(EncodeAnswer(answer)).ok());
+  response.pages[1].status = static_cast<PageStatus>(kPageStatusCount);
+  EXPECT_FALSE(DecodeResponse(EncodeResponse(response)).ok());
+  response.pages[1] = {PageStatus::kHit, {}};
+  EXPECT_FALSE(DecodeResponse(EncodeResponse(response)).ok());
+  response.pages[1] = {PageStatus::kAbsent, {header}};
+  EXPECT_FALSE(DecodeResponse(EncodeResponse(response)).ok());
 }
 
 TEST(FrameTest, DecodersTakeRandomBytes) {
@@ -115,7 +115,7 @@ TEST(FrameTest, DecodersTakeRandomBytes) {
     std::vector<std::byte> bytes(random() % 300);
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() % 4);
     (void)DecodeFetch(bytes);
-    (void)DecodeAnswer(bytes);
+    (void)DecodeResponse(bytes);
     (void)DecodeHello(bytes);
     EXPECT_FALSE(DecodeFrameHeader(bytes).ok());
   }
@@ -133,7 +133,7 @@ TEST(FrameTest, VersionsMeetInTheHighestCommonOne) {
 TEST(FrameTest, ValuesAreFrozen) {
   EXPECT_EQ(static_cast<int>(FrameType::kHello), 1);
   EXPECT_EQ(static_cast<int>(FrameType::kFetch), 2);
-  EXPECT_EQ(static_cast<int>(FrameType::kAnswer), 3);
+  EXPECT_EQ(static_cast<int>(FrameType::kResponse), 3);
   EXPECT_EQ(static_cast<int>(FrameType::kData), 4);
   EXPECT_EQ(static_cast<int>(FrameType::kCancel), 5);
   const PageStatus in_order[] = {PageStatus::kHit,        PageStatus::kAbsent,

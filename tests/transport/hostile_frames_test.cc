@@ -58,10 +58,10 @@ class HostileFrames : public ::testing::Test {
   PageStatus Fetch(Duration patience = std::chrono::seconds(20)) {
     FetchRequest request = to_.Request();
     request.deadline = Clock::Real().Now() + patience;
-    const FetchAnswer answer = PendingFetch(*client_, server_->address(), request).Wait();
-    EXPECT_EQ(answer.pages.size(), 1u);
-    EXPECT_EQ(to_.FirstWrong(answer.pages), -1);
-    return answer.pages.empty() ? PageStatus::kUnavailable : answer.pages[0].status;
+    const FetchResponse response = PendingFetch(*client_, server_->address(), request).Wait();
+    EXPECT_EQ(response.pages.size(), 1u);
+    EXPECT_EQ(to_.FirstWrong(response.pages), -1);
+    return response.pages.empty() ? PageStatus::kUnavailable : response.pages[0].status;
   }
   // Passes the frames of `type` through `change` and others as they are.
   void TapOn(FrameType type, std::function<std::vector<Frame>(Frame)> change) {
@@ -95,7 +95,7 @@ TEST_F(HostileFrames, CorruptTileIsCorruptAndTheConnectionStays) {
 
 TEST_F(HostileFrames, DamagedHeadersAndBodiesEndTheConnection) {
   for (const FrameType type :
-       {FrameType::kFetch, FrameType::kAnswer, FrameType::kData, FrameType::kHello}) {
+       {FrameType::kFetch, FrameType::kResponse, FrameType::kData, FrameType::kHello}) {
     TapOn(type, [](Frame frame) {
       frame.header[16] ^= std::byte{1};
       return One(std::move(frame));
@@ -104,7 +104,7 @@ TEST_F(HostileFrames, DamagedHeadersAndBodiesEndTheConnection) {
     ExpectHealthy();
     client_->Disconnect(server_->address());
   }
-  for (const FrameType type : {FrameType::kFetch, FrameType::kAnswer, FrameType::kHello}) {
+  for (const FrameType type : {FrameType::kFetch, FrameType::kResponse, FrameType::kHello}) {
     TapOn(type, [](Frame frame) {
       frame.body.back() ^= std::byte{1};
       return One(std::move(frame));
@@ -117,7 +117,7 @@ TEST_F(HostileFrames, DamagedHeadersAndBodiesEndTheConnection) {
 }
 
 TEST_F(HostileFrames, TruncatedFramesEndTheConnection) {
-  for (const FrameType type : {FrameType::kFetch, FrameType::kAnswer}) {
+  for (const FrameType type : {FrameType::kFetch, FrameType::kResponse}) {
     TapOn(type, [](const Frame& frame) {
       return One(Reseal(
           frame, [](FrameHeader&, std::vector<std::byte>& body) { body.resize(body.size() - 5); }));
@@ -145,10 +145,10 @@ TEST_F(HostileFrames, TilesInAnyOrderAreAHit) {
   ExpectHealthy();
 }
 
-TEST_F(HostileFrames, TilesBeforeTheirAnswerEndTheConnection) {
+TEST_F(HostileFrames, TilesBeforeTheirResponseEndTheConnection) {
   auto held = std::make_shared<std::vector<Frame>>();
   network_.SetTap([held](Frame frame) {
-    if (TypeOf(frame) == FrameType::kAnswer) {
+    if (TypeOf(frame) == FrameType::kResponse) {
       held->push_back(std::move(frame));
       return std::vector<Frame>();
     }
@@ -171,7 +171,7 @@ TEST_F(HostileFrames, DuplicatesEndTheConnectionAndOverwriteNothing) {
     return frames;
   });
   EXPECT_EQ(Fetch(), PageStatus::kUnavailable);
-  TapOn(FrameType::kAnswer, [](Frame frame) {
+  TapOn(FrameType::kResponse, [](Frame frame) {
     std::vector<Frame> frames = One(frame);
     frames.push_back(std::move(frame));
     return frames;
@@ -192,11 +192,11 @@ TEST_F(HostileFrames, StaleFramesAreDropped) {
   });
   ASSERT_EQ(Fetch(), PageStatus::kHit);
   auto replayed = std::make_shared<std::vector<Frame>>(*old);
-  TapOn(FrameType::kAnswer, [replayed](Frame frame) {
+  TapOn(FrameType::kResponse, [replayed](Frame frame) {
     std::vector<Frame> frames;
     for (const Frame& late : std::exchange(*replayed, {})) {
       const FrameType type = TypeOf(late);
-      if (type == FrameType::kAnswer || type == FrameType::kData) frames.push_back(late);
+      if (type == FrameType::kResponse || type == FrameType::kData) frames.push_back(late);
     }
     frames.push_back(std::move(frame));
     return frames;
@@ -207,7 +207,7 @@ TEST_F(HostileFrames, StaleFramesAreDropped) {
   network_.SetTap(nullptr);
   client_->Disconnect(server_->address());
   *replayed = *old;
-  TapOn(FrameType::kAnswer, [replayed](Frame frame) {
+  TapOn(FrameType::kResponse, [replayed](Frame frame) {
     std::vector<Frame> frames;
     for (const Frame& late : std::exchange(*replayed, {})) {
       if (TypeOf(late) != FrameType::kHello) frames.push_back(late);
@@ -219,8 +219,8 @@ TEST_F(HostileFrames, StaleFramesAreDropped) {
   ExpectHealthy();
 }
 
-// The answer belongs to another page, and all checksums are right.
-TEST_F(HostileFrames, AnotherPagesAnswerIsCorrupt) {
+// The response belongs to another page, and all checksums are right.
+TEST_F(HostileFrames, AnotherPagesResponseIsCorrupt) {
   TapOn(FrameType::kFetch, [](const Frame& frame) {
     return One(Reseal(frame, [](FrameHeader&, std::vector<std::byte>& body) {
       FetchBody fetch = *DecodeFetch(body);
@@ -229,7 +229,7 @@ TEST_F(HostileFrames, AnotherPagesAnswerIsCorrupt) {
     }));
   });
   EXPECT_EQ(Fetch(), PageStatus::kCorrupt);
-  // The answer covers fewer tiles than were requested.
+  // The response covers fewer tiles than were requested.
   TapOn(FrameType::kFetch, [](const Frame& frame) {
     return One(Reseal(frame, [](FrameHeader&, std::vector<std::byte>& body) {
       FetchBody fetch = *DecodeFetch(body);
@@ -252,12 +252,12 @@ TEST_F(HostileFrames, PeersWithoutACommonVersionDoNotTalk) {
     }));
   });
   FetchRequest request = to_.Request();
-  const FetchAnswer answer = PendingFetch(*client_, server_->address(), request).Wait();
-  EXPECT_THAT(StatusesOf(answer), ElementsAre(PageStatus::kUnavailable));
-  EXPECT_EQ(answer.detail.code(), absl::StatusCode::kFailedPrecondition) << answer.detail;
+  const FetchResponse response = PendingFetch(*client_, server_->address(), request).Wait();
+  EXPECT_THAT(StatusesOf(response), ElementsAre(PageStatus::kUnavailable));
+  EXPECT_EQ(response.detail.code(), absl::StatusCode::kFailedPrecondition) << response.detail;
   EXPECT_EQ(client_->stats().version_mismatches, 1u);
   EXPECT_TRUE(Eventually([&] { return server_->stats().version_mismatches == 1; }));
-  // A newer peer that still speaks this version is accepted.
+  // A newer peer that still supports this version is accepted.
   TapOn(FrameType::kHello, [](const Frame& frame) {
     return One(Reseal(frame, [](FrameHeader&, std::vector<std::byte>& body) {
       Hello hello = *DecodeHello(body);
@@ -278,8 +278,8 @@ TEST_F(HostileFrames, SilentPeersAreGivenUp) {
   EXPECT_EQ(Fetch(), PageStatus::kUnavailable);
   network_.SetTap([](Frame frame) {
     const FrameType type = TypeOf(frame);
-    return type == FrameType::kAnswer || type == FrameType::kData ? std::vector<Frame>()
-                                                                  : One(std::move(frame));
+    return type == FrameType::kResponse || type == FrameType::kData ? std::vector<Frame>()
+                                                                    : One(std::move(frame));
   });
   EXPECT_TRUE(
       Eventually([&] { return Fetch(std::chrono::milliseconds(30)) == PageStatus::kDeadline; }));
@@ -357,7 +357,7 @@ class BodyArrival final : public Arrival {
   const std::span<const std::byte> body_;
 };
 
-TEST(UnreadAnswersTest, APeerThatAsksAndDoesNotReadIsDisconnected) {
+TEST(UnreadResponsesTest, APeerThatRequestsAndDoesNotReadIsDisconnected) {
   TransportOptions options;
   options.serves_max = 1;
   options.refusals_bytes_max.value = 4 << 20;
@@ -383,16 +383,16 @@ TEST(UnreadAnswersTest, APeerThatAsksAndDoesNotReadIsDisconnected) {
   fetch.time_left_us = uint64_t{3600} * 1000 * 1000;
   fetch.pages.assign(kFetchPagesMax, {SampleKey(1), kWhole, kTileBytes});
   const std::vector<std::byte> body = EncodeFetch(fetch);
-  uint64_t asked = 0;
-  for (; open && asked < 100; ++asked) {
+  uint64_t requested = 0;
+  for (; open && requested < 100; ++requested) {
     FrameHeader header{.type = FrameType::kFetch};
     header.connection = connection;
-    header.fetch = asked + 1;
+    header.fetch = requested + 1;
     deliver(header, body);
     EXPECT_LE(protocol.stats().refusal_bytes, options.refusals_bytes_max.value + (2 << 20));
   }
   EXPECT_FALSE(open);
-  EXPECT_LT(asked, 20u);
+  EXPECT_LT(requested, 20u);
   EXPECT_EQ(protocol.stats().unread_closes, 1u);
   EXPECT_EQ(protocol.stats().refusal_bytes, 0u);
   EXPECT_EQ(protocol.stats().serves_in_flight, 0u);

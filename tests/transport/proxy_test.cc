@@ -47,12 +47,12 @@ class ProxyTest : public ::testing::TestWithParam<bool> {
   std::vector<PageStatus> Fetch(Duration patience = std::chrono::seconds(20)) {
     FetchRequest request = to_.Request();
     request.deadline = Clock::Real().Now() + patience;
-    const FetchAnswer answer = PendingFetch(*client_, server_->address(), request).Wait();
-    EXPECT_EQ(to_.FirstWrong(answer.pages), -1);
-    return StatusesOf(answer);
+    const FetchResponse response = PendingFetch(*client_, server_->address(), request).Wait();
+    EXPECT_EQ(to_.FirstWrong(response.pages), -1);
+    return StatusesOf(response);
   }
   bool Hits() { return Fetch() == std::vector{PageStatus::kHit, PageStatus::kHit}; }
-  // Once the stream is whole again, fetches succeed, possibly over another connection.
+  // After the stream is whole again, fetches succeed, possibly over another connection.
   void ExpectHealthy() {
     proxy_.SetMode(Mode::kForward);
     EXPECT_TRUE(Eventually([&] {

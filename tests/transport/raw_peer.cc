@@ -70,9 +70,9 @@ bool RawPeer::Hello(transport::Hello hello) {
   Send(header, EncodeHello(hello), true, true);
   return Eventually([&] {
            Progress();
-           return answer_.has_value() || down_;
+           return response_.has_value() || down_;
          }) &&
-         answer_.has_value();
+         response_.has_value();
 }
 
 void RawPeer::Send(FrameHeader header, const std::vector<std::byte>& body, bool seal, bool reply) {
@@ -120,7 +120,7 @@ ucs_status_t RawPeer::OnMessage(void* arg, const void* header, size_t header_siz
   const auto decoded = DecodeFrameHeader({static_cast<const std::byte*>(header), header_size});
   if (decoded.ok() && decoded->type == FrameType::kHello) {
     const auto hello = DecodeHello({static_cast<const std::byte*>(data), size});
-    if (hello.ok()) static_cast<RawPeer*>(arg)->answer_ = *hello;
+    if (hello.ok()) static_cast<RawPeer*>(arg)->response_ = *hello;
   }
   return UCS_OK;
 }

@@ -24,8 +24,8 @@ class RawPeer {
 
   // Sends a hello and waits for the reply. Returns false if there was none.
   bool Hello(transport::Hello hello = {});
-  const transport::Hello& hello() const { return *answer_; }
-  uint64_t theirs() const { return answer_ ? answer_->connection : 0; }
+  const transport::Hello& hello() const { return *response_; }
+  uint64_t theirs() const { return response_ ? response_->connection : 0; }
 
   // Sends a frame. With `seal`, the checksums of header and body are right.
   void Send(FrameHeader header, const std::vector<std::byte>& body, bool seal, bool reply);
@@ -51,7 +51,7 @@ class RawPeer {
   ucp_ep_h endpoint_ = nullptr;
   bool down_ = false;
   size_t sending_ = 0;
-  std::optional<transport::Hello> answer_;
+  std::optional<transport::Hello> response_;
 };
 
 }  // namespace crumb::transport

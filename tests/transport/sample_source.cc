@@ -68,7 +68,7 @@ void SampleSource::ReplyAll() {
     hold_ = false;
     waiting.swap(waiting_);
   }
-  for (auto& [request, reply] : waiting) reply(Answer(request));
+  for (auto& [request, reply] : waiting) reply(Respond(request));
 }
 
 SourcePage SampleSource::Find(const SourceRequest& request, const SourceRequest::Page& wanted) {
@@ -90,15 +90,15 @@ SourcePage SampleSource::Find(const SourceRequest& request, const SourceRequest:
   return page;
 }
 
-SourceAnswer SampleSource::Answer(const SourceRequest& request) {
-  SourceAnswer answer;
+SourceResponse SampleSource::Respond(const SourceRequest& request) {
+  SourceResponse response;
   for (const SourceRequest::Page& wanted : request.pages) {
-    answer.pages.push_back(Find(request, wanted));
+    response.pages.push_back(Find(request, wanted));
   }
   leases_->fetch_add(1);
-  answer.lease =
+  response.lease =
       std::shared_ptr<const void>(this, [leases = leases_](const void*) { leases->fetch_sub(1); });
-  return answer;
+  return response;
 }
 
 void SampleSource::Acquire(SourceRequest request, Reply reply) {
@@ -110,7 +110,7 @@ void SampleSource::Acquire(SourceRequest request, Reply reply) {
       return;
     }
   }
-  reply(Answer(request));
+  reply(Respond(request));
 }
 
 }  // namespace crumb::transport

@@ -46,7 +46,7 @@ class SampleSource final : public FragmentSource {
     std::vector<SourceFragment> fragments;
   };
 
-  SourceAnswer Answer(const SourceRequest& request);
+  SourceResponse Respond(const SourceRequest& request);
   SourcePage Find(const SourceRequest& request, const SourceRequest::Page& wanted);
 
   Mutex mutex_;

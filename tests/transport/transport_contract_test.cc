@@ -65,13 +65,13 @@ TEST_P(TransportContract, DeliversWholeFragment) {
   Start();
   Destination to;
   to.Want(1, kWhole, kTileBytes);
-  const FetchAnswer answer = Fetch(to.Request()).Wait();
-  ASSERT_THAT(StatusesOf(answer), ElementsAre(PageStatus::kHit)) << answer.detail;
-  EXPECT_EQ(to.FirstWrong(answer.pages), -1);
-  ASSERT_EQ(answer.pages[0].fragments.size(), 1u);
-  EXPECT_EQ(answer.pages[0].fragments[0].delivered, kWhole);
-  EXPECT_EQ(answer.pages[0].fragments[0].header.key, SampleKey(1));
-  EXPECT_EQ(answer.pages[0].fragments[0].header.tile_sums.size(), 24u);
+  const FetchResponse response = Fetch(to.Request()).Wait();
+  ASSERT_THAT(StatusesOf(response), ElementsAre(PageStatus::kHit)) << response.detail;
+  EXPECT_EQ(to.FirstWrong(response.pages), -1);
+  ASSERT_EQ(response.pages[0].fragments.size(), 1u);
+  EXPECT_EQ(response.pages[0].fragments[0].delivered, kWhole);
+  EXPECT_EQ(response.pages[0].fragments[0].header.key, SampleKey(1));
+  EXPECT_EQ(response.pages[0].fragments[0].header.tile_sums.size(), 24u);
   EXPECT_EQ(client_->stats().bytes_fetched, 24u * kTileBytes);
   EXPECT_TRUE(Eventually([&] { return source_.leases() == 0 && to.released(); }));
   EXPECT_TRUE(Eventually([&] { return server_->stats().serve_bytes_in_flight == 0; }));
@@ -90,16 +90,16 @@ TEST_P(TransportContract, GathersRangesFromFragmentsAndScattersThem) {
   to.Want(2, {{1, 6}, {2, 3}}, 128, 3);
   to.Want(1, {{5, 6}, {3, 4}}, kTileBytes);
   to.Want(2, {{0, 6}, {1, 4}}, 128);
-  const FetchAnswer answer = Fetch(to.Request()).Wait();
-  ASSERT_THAT(StatusesOf(answer), Each(PageStatus::kHit)) << answer.detail;
-  EXPECT_EQ(to.FirstWrong(answer.pages), -1);
-  EXPECT_EQ(answer.pages[0].fragments.size(), 4u);
-  EXPECT_EQ(answer.pages[1].fragments.size(), 4u);
-  EXPECT_EQ(answer.pages[3].fragments.size(), 1u);
-  EXPECT_EQ(answer.pages[1].fragments[0].delivered, (TileRange{{2, 3}, {1, 2}}));
+  const FetchResponse response = Fetch(to.Request()).Wait();
+  ASSERT_THAT(StatusesOf(response), Each(PageStatus::kHit)) << response.detail;
+  EXPECT_EQ(to.FirstWrong(response.pages), -1);
+  EXPECT_EQ(response.pages[0].fragments.size(), 4u);
+  EXPECT_EQ(response.pages[1].fragments.size(), 4u);
+  EXPECT_EQ(response.pages[3].fragments.size(), 1u);
+  EXPECT_EQ(response.pages[1].fragments[0].delivered, (TileRange{{2, 3}, {1, 2}}));
 }
 
-TEST_P(TransportContract, TellsEachPagesStatus) {
+TEST_P(TransportContract, ReportsEachPagesStatus) {
   source_.Add(1, {kWhole}, kTileBytes);
   source_.Add(2, {{{0, 3}, {0, 4}}}, kTileBytes);
   source_.Add(3, {kWhole}, kTileBytes, SampleSource::Flaw::kTileFlipped);
@@ -112,15 +112,15 @@ TEST_P(TransportContract, TellsEachPagesStatus) {
   for (int page = 0; page < 8; ++page) to.Want(page, kWhole, kTileBytes);
   to.Want(1, {{0, 1}, {0, 4}}, kTileBytes);
   to.Want(3, {{0, 1}, {0, 4}}, kTileBytes);  // the flipped tile is not among these
-  const FetchAnswer answer = Fetch(to.Request()).Wait();
+  const FetchResponse response = Fetch(to.Request()).Wait();
   EXPECT_THAT(
-      StatusesOf(answer),
+      StatusesOf(response),
       ElementsAre(PageStatus::kAbsent, PageStatus::kHit, PageStatus::kNotCovered,
                   PageStatus::kCorrupt, PageStatus::kCorrupt, PageStatus::kCorrupt,
                   PageStatus::kCorrupt, PageStatus::kCorrupt, PageStatus::kHit, PageStatus::kHit))
-      << answer.detail;
-  EXPECT_EQ(answer.detail.code(), absl::StatusCode::kDataLoss);
-  EXPECT_EQ(to.FirstWrong(answer.pages), -1);
+      << response.detail;
+  EXPECT_EQ(response.detail.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(to.FirstWrong(response.pages), -1);
   EXPECT_EQ(client_->stats().pages_fetched[static_cast<size_t>(PageStatus::kCorrupt)], 5u);
 }
 
@@ -155,9 +155,9 @@ TEST_P(TransportContract, DeadlineEndsTheWait) {
   EXPECT_TRUE(Eventually([&] { return to.released(); }));
   source_.ReplyAll();
   // The connection still works.
-  const FetchAnswer answer = Fetch(to.Request()).Wait();
-  EXPECT_THAT(StatusesOf(answer), ElementsAre(PageStatus::kHit));
-  EXPECT_EQ(to.FirstWrong(answer.pages), -1);
+  const FetchResponse response = Fetch(to.Request()).Wait();
+  EXPECT_THAT(StatusesOf(response), ElementsAre(PageStatus::kHit));
+  EXPECT_EQ(to.FirstWrong(response.pages), -1);
   EXPECT_TRUE(Eventually([&] { return source_.leases() == 0; }));
   request.deadline = Clock::Real().Now();
   EXPECT_THAT(StatusesOf(Fetch(request).Wait()), ElementsAre(PageStatus::kDeadline));
@@ -210,14 +210,14 @@ TEST_P(TransportContract, BoundsLeasedBytes) {
   Destination to;
   to.Want(1, {{0, 64}, {0, 64}}, 16384);
   // A single fetch is served whatever its size.
-  const FetchAnswer answer = Fetch(to.Request()).Wait();
-  EXPECT_THAT(StatusesOf(answer), ElementsAre(PageStatus::kHit)) << answer.detail;
-  EXPECT_EQ(to.FirstWrong(answer.pages), -1);
+  const FetchResponse response = Fetch(to.Request()).Wait();
+  EXPECT_THAT(StatusesOf(response), ElementsAre(PageStatus::kHit)) << response.detail;
+  EXPECT_EQ(to.FirstWrong(response.pages), -1);
   source_.Hold();
   PendingFetch first = Fetch(to.Request()), second = Fetch(to.Request());
   // A third fetch keeps the client from reading, so that the first stays in flight until its end.
   std::promise<void> ended, read_on;
-  const auto third = client_->Fetch(server_->address(), to.Request(), [&](const FetchAnswer&) {
+  const auto third = client_->Fetch(server_->address(), to.Request(), [&](const FetchResponse&) {
     ended.set_value();
     read_on.get_future().wait();
   });
@@ -272,7 +272,7 @@ TEST_P(TransportContract, RefusesMalformedRequests) {
   for (const FetchRequest& request : bad) {
     EXPECT_EQ(Fetch(request).status().code(), absl::StatusCode::kInvalidArgument);
   }
-  const FetchAnswer nowhere = PendingFetch(*client_, "no address", good).Wait();
+  const FetchResponse nowhere = PendingFetch(*client_, "no address", good).Wait();
   EXPECT_THAT(StatusesOf(nowhere), ElementsAre(PageStatus::kUnavailable));
 }
 
@@ -287,7 +287,7 @@ TEST_P(TransportContract, ComesBackAfterThePeerWasAway) {
   PendingFetch underway = Fetch(to.Request());
   ASSERT_TRUE(Eventually([&] { return source_.requests() == 2; }));
   server_->Stop();
-  const FetchAnswer cut = underway.Wait();
+  const FetchResponse cut = underway.Wait();
   EXPECT_THAT(StatusesOf(cut), ElementsAre(PageStatus::kUnavailable));
   EXPECT_FALSE(cut.detail.ok());
   source_.ReplyAll();  // to a transport that is stopped
@@ -335,14 +335,14 @@ TEST_P(TransportContract, PollsAsLongAsItIsConfigured) {
     for (int round = 0; round < 20; ++round) {
       Destination to;
       to.Want(round % 8, kWhole, kTileBytes);
-      const FetchAnswer answer = Fetch(to.Request()).Wait();
-      ASSERT_THAT(StatusesOf(answer), ElementsAre(PageStatus::kHit)) << answer.detail;
-      EXPECT_EQ(to.FirstWrong(answer.pages), -1);
+      const FetchResponse response = Fetch(to.Request()).Wait();
+      ASSERT_THAT(StatusesOf(response), ElementsAre(PageStatus::kHit)) << response.detail;
+      EXPECT_EQ(to.FirstWrong(response.pages), -1);
     }
   }
 }
 
-TEST_P(TransportContract, DisconnectEndsFetchesAndLaterOnesConnectAnew) {
+TEST_P(TransportContract, DisconnectEndsFetchesAndLaterOnesConnectAgain) {
   source_.Add(1, {kWhole}, kTileBytes);
   source_.Hold();
   Start();
@@ -400,12 +400,12 @@ TEST_P(TransportContract, AThousandPagesInOneFetch) {
   Start();
   Destination to;
   for (int page = 0; page < 1000; ++page) to.Want(page, kFour, 256);
-  const FetchAnswer answer = Fetch(to.Request()).Wait();
-  ASSERT_EQ(answer.pages.size(), 1000u);
+  const FetchResponse response = Fetch(to.Request()).Wait();
+  ASSERT_EQ(response.pages.size(), 1000u);
   for (size_t page = 0; page < 1000; ++page) {
-    ASSERT_EQ(answer.pages[page].status, page % 2 == 0 ? PageStatus::kHit : PageStatus::kAbsent);
+    ASSERT_EQ(response.pages[page].status, page % 2 == 0 ? PageStatus::kHit : PageStatus::kAbsent);
   }
-  EXPECT_EQ(to.FirstWrong(answer.pages), -1);
+  EXPECT_EQ(to.FirstWrong(response.pages), -1);
 }
 
 TEST_P(TransportContract, DoneMayFetchAgain) {
@@ -416,8 +416,8 @@ TEST_P(TransportContract, DoneMayFetchAgain) {
   std::promise<int> hits;
   std::function<void(int)> next = [&](int left) {
     const auto started =
-        client_->Fetch(server_->address(), to.Request(), [&, left](const FetchAnswer& answer) {
-          if (answer.pages[0].status != PageStatus::kHit) return hits.set_value(-left);
+        client_->Fetch(server_->address(), to.Request(), [&, left](const FetchResponse& response) {
+          if (response.pages[0].status != PageStatus::kHit) return hits.set_value(-left);
           if (left == 0) return hits.set_value(100);
           next(left - 1);
         });
@@ -455,9 +455,9 @@ TEST_P(TransportContract, HitsAreRightUnderLoad) {
         if (i % 7 == 0) request.deadline = Clock::Real().Now() + std::chrono::microseconds(200);
         PendingFetch fetch = Fetch(request);
         if (i % 11 == 0) client_->Cancel(fetch.id());
-        const FetchAnswer answer = fetch.Wait();
-        for (const PageAnswer& page : answer.pages) hits += page.status == PageStatus::kHit;
-        wrong += to.FirstWrong(answer.pages) != -1;
+        const FetchResponse response = fetch.Wait();
+        for (const PageResponse& page : response.pages) hits += page.status == PageStatus::kHit;
+        wrong += to.FirstWrong(response.pages) != -1;
       }
     });
   }

@@ -76,10 +76,10 @@ TEST_P(PeerDeath, KilledWhileSending) {
     const TimePoint until = Clock::Real().Now() + std::chrono::microseconds(random() % 8000);
     while (Clock::Real().Now() < until) std::this_thread::yield();
     peer->Kill();
-    const FetchAnswer answer = fetch.Wait();
-    ASSERT_EQ(answer.pages.size(), 8u);
-    EXPECT_THAT(StatusesOf(answer), Each(AnyOf(PageStatus::kHit, PageStatus::kUnavailable)));
-    EXPECT_EQ(to.FirstWrong(answer.pages), -1);
+    const FetchResponse response = fetch.Wait();
+    ASSERT_EQ(response.pages.size(), 8u);
+    EXPECT_THAT(StatusesOf(response), Each(AnyOf(PageStatus::kHit, PageStatus::kUnavailable)));
+    EXPECT_EQ(to.FirstWrong(response.pages), -1);
     EXPECT_TRUE(Eventually([&] { return to.released(); })) << "round " << round;
   }
   EXPECT_TRUE(Eventually([&] { return client->stats().connections == 0; }));
@@ -106,9 +106,9 @@ TEST_P(PeerDeath, HangingWhileSending) {
     const TimePoint until = Clock::Real().Now() + std::chrono::microseconds(500 + 700 * round);
     while (Clock::Real().Now() < until) std::this_thread::yield();
     peer->Signal(SIGSTOP);
-    const FetchAnswer answer = fetch.Wait();
-    EXPECT_THAT(StatusesOf(answer), Each(AnyOf(PageStatus::kHit, PageStatus::kDeadline)));
-    EXPECT_EQ(to.FirstWrong(answer.pages), -1);
+    const FetchResponse response = fetch.Wait();
+    EXPECT_THAT(StatusesOf(response), Each(AnyOf(PageStatus::kHit, PageStatus::kDeadline)));
+    EXPECT_EQ(to.FirstWrong(response.pages), -1);
     EXPECT_TRUE(Eventually([&] { return to.released(); })) << "round " << round;
     client->Disconnect(peer->address());
   }
@@ -184,7 +184,7 @@ TEST(UcxTransportTest, HostileMessages) {
   EXPECT_TRUE(Eventually([&] { return source.leases() == 0; }));
 }
 
-TEST(UcxTransportTest, PeerOfAnotherVersionHearsOurs) {
+TEST(UcxTransportTest, PeerOfAnotherVersionReceivesOurs) {
   SampleSource source;
   const auto server = *OpenUcxTransport(LoopbackOptions(), &source);
   RawPeer peer(server->address());
@@ -252,7 +252,7 @@ TEST(UcxTransportTest, IdleThreadsSleep) {
   PendingFetch waiting(*client, server->address(), to.Request());
   ASSERT_TRUE(Eventually([&] { return source.requests() == 2; }));
   const double before = ProcessCpuSeconds();
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // what is measured
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // the measured time
   EXPECT_LT(ProcessCpuSeconds() - before, 0.005);
   source.ReplyAll();
   EXPECT_THAT(StatusesOf(waiting.Wait()), ElementsAre(PageStatus::kHit));
@@ -274,7 +274,7 @@ TEST(UcxTransportTest, BindsToOneInterface) {
   EXPECT_THAT(first->Describe(), ::testing::MatchesRegex("ucx [0-9.]+, tcp on lo"));
 }
 
-TEST(UcxTransportTest, SelfTestTellsASpeed) {
+TEST(UcxTransportTest, SelfTestMeasuresASpeed) {
   const auto test = RunSelfTest(LoopbackOptions());
   ASSERT_TRUE(test.ok()) << test.status();
   EXPECT_GT(test->gb_per_s, 0.01);

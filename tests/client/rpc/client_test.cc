@@ -147,7 +147,7 @@ TEST_F(ClientTest, CommitsAndAcquiresInSharedMemory) {
   EXPECT_TRUE(Eventually([&] { return crumbd_->counters().verify_failures() == 1; }));
 }
 
-TEST_F(ClientTest, AsksOverASocketOfItsOwn) {
+TEST_F(ClientTest, CallsOverASocketOfItsOwn) {
   StartCrumbd(7);
   crumbd_->call_sockets = true;
   const auto client = OpenClient();
@@ -184,7 +184,7 @@ TEST_F(ClientTest, AsksOverASocketOfItsOwn) {
   EXPECT_TRUE(Eventually([&] { return crumbd_->leases() == 0; }));
 }
 
-TEST_F(ClientTest, AnAnswerThatIsNotWaitedForOnItsSocketLeavesNoLease) {
+TEST_F(ClientTest, AResponseThatIsNotWaitedForOnItsSocketLeavesNoLease) {
   StartCrumbd(7);
   crumbd_->call_sockets = true;
   const auto client = OpenClient();
@@ -200,10 +200,10 @@ TEST_F(ClientTest, AnAnswerThatIsNotWaitedForOnItsSocketLeavesNoLease) {
   EXPECT_FALSE(dropped->Ready());
   dropped.reset();
   crumbd_->block_acquire = false;
-  // Behind two responses to abandoned requests.
-  auto asked = client->StartAcquire(request);
-  EXPECT_TRUE(Eventually([&] { return asked->Ready(); }));
-  AcquireResult result = asked->Finish().value();
+  // Two responses to abandoned requests precede this one.
+  auto pending = client->StartAcquire(request);
+  EXPECT_TRUE(Eventually([&] { return pending->Ready(); }));
+  AcquireResult result = pending->Finish().value();
   EXPECT_EQ(result.hit_pages, 1);
   EXPECT_EQ(crumbd_->socket_calls(), 3u);
   EXPECT_TRUE(Eventually([&] { return crumbd_->leases() == 1; }));
@@ -211,7 +211,7 @@ TEST_F(ClientTest, AnAnswerThatIsNotWaitedForOnItsSocketLeavesNoLease) {
   EXPECT_TRUE(Eventually([&] { return crumbd_->leases() == 0; }));
 }
 
-TEST_F(ClientTest, AnswersOutsideTheSlabAreMisses) {
+TEST_F(ClientTest, FragmentsOutsideTheSlabAreMisses) {
   StartCrumbd();
   const auto client = OpenClient();
   const KeyspaceInfo keyspace = client->OpenKeyspace(SmallSpec(), seconds(5)).value();
@@ -424,7 +424,7 @@ TEST_F(ClientTest, GetsAndPutsBytes) {
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(ClientTest, AnswersAtOnceWithoutCrumbd) {
+TEST_F(ClientTest, ReturnsAtOnceWithoutCrumbd) {
   ClientOptions options = Options();
   options.call_timeout = seconds(60);  // none of these calls waits that long
   const TimePoint start = Clock::Real().Now();
@@ -523,7 +523,7 @@ TEST_F(ClientTest, AForkedChildLeavesItsParentsConnectionAlone) {
   StartCrumbd();
   auto client = OpenClient();
   auto slots = client->Reserve(1, 5000, seconds(5)).value();
-  const int answer = InForkedChild([&] {
+  const int response = InForkedChild([&] {
     slots.clear();
     if (client->connected() || client->WaitConnected(seconds(10))) return 1;
     if (!absl::IsUnavailable(client->Reserve(1, 5000, seconds(5)).status())) return 2;
@@ -531,7 +531,7 @@ TEST_F(ClientTest, AForkedChildLeavesItsParentsConnectionAlone) {
     client.reset();
     return 0;
   });
-  EXPECT_EQ(answer, 0);
+  EXPECT_EQ(response, 0);
   EXPECT_TRUE(client->connected());
   EXPECT_EQ(crumbd_->reservations(), 1);
   EXPECT_TRUE(client->Reserve(1, 5000, seconds(5)).ok());

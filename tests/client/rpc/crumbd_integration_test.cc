@@ -337,7 +337,7 @@ TEST_F(CrumbdIntegrationTest, ReservedPagesArePendingForOthers) {
   EXPECT_EQ(reader->Lookup(keyspace.id, std::span(&key, 1))->miss_reason, MissReason::kPending);
 }
 
-TEST_F(CrumbdIntegrationTest, AnswersEveryOtherCall) {
+TEST_F(CrumbdIntegrationTest, RespondsToEveryOtherCall) {
   const SequenceModel model = Model();
   const auto client = OpenClient(dir());
   const auto worker = Worker::Open(SmallWorkerOptions(), client.get()).value();

@@ -119,8 +119,8 @@ absl::Status FakeCrumbd::Welcome(UniqueFd socket) {
   const std::string session = HexEncode({bytes, token.size()});
   sessions_[session] = std::move(room);
   for (size_t i = calls_before; i < calls_.size(); ++i) {
-    call_threads_.emplace_back("fake-calls", [this, session, answering = calls_[i].get()] {
-      AnswerCalls(session, answering);
+    call_threads_.emplace_back("fake-calls", [this, session, responding = calls_[i].get()] {
+      RespondToCalls(session, responding);
     });
   }
   return absl::OkStatus();
@@ -135,16 +135,16 @@ absl::StatusOr<UniqueFd> FakeCrumbd::OpenCalls() {
   return UniqueFd(ends[1]);
 }
 
-void FakeCrumbd::AnswerCalls(const std::string& session, int socket) {
+void FakeCrumbd::RespondToCalls(const std::string& session, int socket) {
   std::vector<char> bytes(kCallMessageBytesMax);
   while (true) {
     const ssize_t size = ::recv(socket, bytes.data(), bytes.size(), 0);
     v1::SocketCall call;
     if (size <= 0 || !call.ParseFromArray(bytes.data(), static_cast<int>(size))) return;
-    v1::SocketAnswer answer;
-    answer.set_request(call.has_acquire() ? call.acquire().request() : call.request());
+    v1::SocketResponse response;
+    response.set_request(call.has_acquire() ? call.acquire().request() : call.request());
     if (call.has_acquire()) {
-      AnswerAcquire(session, call.acquire(), &answer);
+      RespondToAcquire(session, call.acquire(), &response);
     } else {
       ++staging_calls_;
       MutexLock lock(&mutex_);
@@ -152,26 +152,26 @@ void FakeCrumbd::AnswerCalls(const std::string& session, int socket) {
         changed_.WaitUntil(&mutex_, Clock::Real().Now() + std::chrono::milliseconds(1));
       }
       Room& room = sessions_[session];
-      if (call.has_reserve()) ReserveLocked(room, call.reserve(), answer.mutable_reserve());
-      if (call.has_commit()) CommitLocked(room, call.commit(), answer.mutable_commit());
+      if (call.has_reserve()) ReserveLocked(room, call.reserve(), response.mutable_reserve());
+      if (call.has_commit()) CommitLocked(room, call.commit(), response.mutable_commit());
     }
-    const std::string answered = answer.SerializeAsString();
-    ::send(socket, answered.data(), answered.size(), MSG_NOSIGNAL);
+    const std::string encoded = response.SerializeAsString();
+    ::send(socket, encoded.data(), encoded.size(), MSG_NOSIGNAL);
   }
 }
 
-void FakeCrumbd::AnswerAcquire(const std::string& session, const v1::AcquireRequest& request,
-                               v1::SocketAnswer* answer) {
+void FakeCrumbd::RespondToAcquire(const std::string& session, const v1::AcquireRequest& request,
+                                  v1::SocketResponse* response) {
   ++acquires_;
   ++socket_calls_;
   MutexLock lock(&mutex_);
   while (block_acquire && !stopping_) {
     changed_.WaitUntil(&mutex_, Clock::Real().Now() + std::chrono::milliseconds(1));
   }
-  AcquireLocked(sessions_[session], request, answer->mutable_acquire());
+  AcquireLocked(sessions_[session], request, response->mutable_acquire());
   if (!fragments_apart) return;
-  answer->mutable_acquire()->clear_fragments();
-  answer->set_fragments_apart(true);
+  response->mutable_acquire()->clear_fragments();
+  response->set_fragments_apart(true);
 }
 
 FakeCrumbd::Room* FakeCrumbd::Find(Context* context) {
@@ -234,7 +234,7 @@ void FakeCrumbd::AcquireLocked(const Room& room, const v1::AcquireRequest& reque
   Lease lease{.engine = room.engine, .pages = {}};
   for (size_t i = 0; i < request.keys().size() / 32; ++i) {
     const PageId id{IdOf(request.keyspace()), KeyAt(request.keys(), i)};
-    if (device_pages_ > 0 || !AnswerPage(id, request, response)) break;
+    if (device_pages_ > 0 || !AddPageTo(id, request, response)) break;
     lease.pages.push_back(id);
   }
   if (device_pages_ > 0) {
@@ -248,8 +248,8 @@ void FakeCrumbd::AcquireLocked(const Room& room, const v1::AcquireRequest& reque
   }
 }
 
-bool FakeCrumbd::AnswerPage(const PageId& id, const v1::AcquireRequest& request,
-                            v1::AcquireResponse* response) {
+bool FakeCrumbd::AddPageTo(const PageId& id, const v1::AcquireRequest& request,
+                           v1::AcquireResponse* response) {
   const auto found = pages_.find(id);
   if (found == pages_.end()) {
     response->set_miss_reason(v1::MISS_REASON_ABSENT);
@@ -287,7 +287,7 @@ void FakeCrumbd::Join(const Room& room, const v1::AcquireRequest& request,
     return;
   }
   for (const PageId& id : found->second.pages) {
-    if (!AnswerPage(id, request, response)) break;
+    if (!AddPageTo(id, request, response)) break;
   }
   response->set_lease(request.lease());
   ++found->second.holders;

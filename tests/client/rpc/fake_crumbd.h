@@ -28,7 +28,7 @@ namespace crumb::client {
 class FakeCrumbd final : public v1::CacheService::Service {
  public:
   struct Page {
-    uint64_t offset = 0;  // in the slab
+    uint64_t offset = 0;  // bytes from the slab's beginning
     uint32_t tiles_bytes = 0;
     FragmentHeader header;
   };
@@ -97,7 +97,7 @@ class FakeCrumbd final : public v1::CacheService::Service {
       uint64_t bytes = 0;
       uint64_t request = 0;
     };
-    std::map<uint64_t, Reserved> rooms;  // by offset
+    std::map<uint64_t, Reserved> rooms;  // keyed by offset
     std::set<uint64_t> given_up;         // numbers of Reserves
   };
   struct Lease {
@@ -114,9 +114,9 @@ class FakeCrumbd final : public v1::CacheService::Service {
   // Returns the process's end of a new socket for calls, and adds the other one to calls_.
   absl::StatusOr<UniqueFd> OpenCalls();
   // Serves one of a session's sockets for calls until it is closed.
-  void AnswerCalls(const std::string& session, int socket);
-  void AnswerAcquire(const std::string& session, const v1::AcquireRequest& request,
-                     v1::SocketAnswer* answer);
+  void RespondToCalls(const std::string& session, int socket);
+  void RespondToAcquire(const std::string& session, const v1::AcquireRequest& request,
+                        v1::SocketResponse* response);
   void ReserveLocked(Room& room, const v1::ReserveRequest& request, v1::ReserveResponse* response)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CommitLocked(Room& room, const v1::CommitRequest& request, v1::CommitResponse* response)
@@ -128,8 +128,8 @@ class FakeCrumbd final : public v1::CacheService::Service {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Adds leading pages that cover the range to the response; returns false at the first that does
   // not.
-  bool AnswerPage(const PageId& id, const v1::AcquireRequest& request,
-                  v1::AcquireResponse* response) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool AddPageTo(const PageId& id, const v1::AcquireRequest& request, v1::AcquireResponse* response)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Join(const Room& room, const v1::AcquireRequest& request, v1::AcquireResponse* response)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseOne(uint64_t lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -145,7 +145,8 @@ TEST_F(StagingTest, ACommitThatIsGivenUpAbortsNothing) {
     ASSERT_TRUE(Eventually([&] { return crumbd_->pages().size() == pages; }));
     auto again = Reserved(1);
     EXPECT_EQ(again[0].offset(), offset);
-    // The keeper's queue is in order: room that is given back now comes behind an Abort before.
+    // The reconnector's queue is in order: room that is given back now comes behind an Abort
+    // before.
     Reserved(1).clear();
     EXPECT_TRUE(Eventually([&] { return crumbd_->reservations() == 1; }));
     Write(again[0], 1);
@@ -180,7 +181,7 @@ TEST_F(StagingTest, RoomOfAReserveThatWasGivenUpComesBack) {
     Write(slots[0], 1);
     crumbd_->block_commit = true;
     crumbd_->block_reserve = true;
-    // Over the socket crumbd answers a Commit first that it has got before.
+    // crumbd first responds to a Commit that it received earlier over the socket.
     auto pending = StartCommit(std::move(slots), milliseconds(sockets ? 1 : 20'000));
     if (sockets) pending.reset();
     const auto late = client_->Reserve(2, 512, milliseconds(1));

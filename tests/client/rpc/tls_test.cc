@@ -89,8 +89,8 @@ class TlsTest : public testing::Test {
   }
 
   // Returns the status of one call over a new connection.
-  absl::Status Ask(const std::string& ca, const std::string& cert,
-                   const std::string& server_name = "", const std::string& token = "") const {
+  absl::Status CallWith(const std::string& ca, const std::string& cert,
+                        const std::string& server_name = "", const std::string& token = "") const {
     ClientOptions options;
     options.address = address_;
     options.connect_timeout = seconds(1);
@@ -113,35 +113,36 @@ class TlsTest : public testing::Test {
 
 TEST_F(TlsTest, OnlyThoseWithACertificateOfTheAuthorityAreServed) {
   ASSERT_EQ(Start(Checked("node")), -1) << Text(output());
-  EXPECT_TRUE(Ask("ca", "worker").ok()) << Ask("ca", "worker");
-  EXPECT_TRUE(Ask("ca", "worker", "crumbd.test").ok());
+  EXPECT_TRUE(CallWith("ca", "worker").ok()) << CallWith("ca", "worker");
+  EXPECT_TRUE(CallWith("ca", "worker", "crumbd.test").ok());
 
   const auto refused = [](const absl::Status& status, const std::string& text) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(text));
   };
-  refused(Ask("foreign-ca", "worker"), "crumbd checked with " + made_.cert("foreign-ca"));
-  refused(Ask("ca", "stranger"), "our certificate is " + made_.cert("stranger"));
-  refused(Ask("ca", ""), "without a certificate of this process");
-  refused(Ask("ca", "worker", "another.name"), "over TLS");
-  EXPECT_FALSE(Ask("", "").ok());         // plaintext
-  EXPECT_TRUE(Ask("ca", "worker").ok());  // none of them affected the others
+  refused(CallWith("foreign-ca", "worker"), "crumbd checked with " + made_.cert("foreign-ca"));
+  refused(CallWith("ca", "stranger"), "our certificate is " + made_.cert("stranger"));
+  refused(CallWith("ca", ""), "without a certificate of this process");
+  refused(CallWith("ca", "worker", "another.name"), "over TLS");
+  EXPECT_FALSE(CallWith("", "").ok());         // plaintext
+  EXPECT_TRUE(CallWith("ca", "worker").ok());  // none of them affected the others
 }
 
 TEST_F(TlsTest, WithoutAnAuthorityCallersNeedNoCertificate) {
   ASSERT_EQ(Start(Files("node")), -1) << Text(output());
-  EXPECT_TRUE(Ask("ca", "").ok()) << Ask("ca", "");
-  EXPECT_TRUE(Ask("ca", "worker").ok());
-  EXPECT_FALSE(Ask("foreign-ca", "").ok());
+  EXPECT_TRUE(CallWith("ca", "").ok()) << CallWith("ca", "");
+  EXPECT_TRUE(CallWith("ca", "worker").ok());
+  EXPECT_FALSE(CallWith("foreign-ca", "").ok());
 }
 
 TEST_F(TlsTest, TheClientChecksItsOwnFilesFirst) {
   made_.Make("past", "ca", "worker.test", "-startdate 20200101000000Z -enddate 20210101000000Z");
   address_ = "127.0.0.1:1";
-  const absl::Status expired = Ask("ca", "past");
+  const absl::Status expired = CallWith("ca", "past");
   EXPECT_EQ(expired.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(expired.message()), HasSubstr("expired on 2021-01-01"));
-  EXPECT_THAT(std::string(Ask("", "worker").message()), HasSubstr("needs address and tls_ca_file"));
+  EXPECT_THAT(std::string(CallWith("", "worker").message()),
+              HasSubstr("needs address and tls_ca_file"));
 }
 
 TEST_F(TlsTest, CrumbdDoesNotStartWithFilesThatCannotServe) {
@@ -161,17 +162,17 @@ TEST_F(TlsTest, CrumbdDoesNotStartWithFilesThatCannotServe) {
 
 TEST_F(TlsTest, NewFilesServeWithoutARestart) {
   ASSERT_EQ(Start(Checked("node") + "    reload_interval: 1s\n"), -1) << Text(output());
-  ASSERT_TRUE(Ask("ca", "worker", "crumbd.test").ok());
-  ASSERT_FALSE(Ask("ca", "worker", "renamed.test").ok());
+  ASSERT_TRUE(CallWith("ca", "worker", "crumbd.test").ok());
+  ASSERT_FALSE(CallWith("ca", "worker", "renamed.test").ok());
   made_.Make("next", "ca", "renamed.test");
   made_.Replace("node", "next");
   absl::Status renamed;
   const auto until = std::chrono::steady_clock::now() + seconds(30);
   do {
-    renamed = Ask("ca", "worker", "renamed.test");
+    renamed = CallWith("ca", "worker", "renamed.test");
   } while (!renamed.ok() && std::chrono::steady_clock::now() < until);
   EXPECT_TRUE(renamed.ok()) << renamed;
-  EXPECT_FALSE(Ask("ca", "worker", "crumbd.test").ok());
+  EXPECT_FALSE(CallWith("ca", "worker", "crumbd.test").ok());
 }
 
 TEST_F(TlsTest, TokensOfTenantsTravelUnderTls) {
@@ -185,19 +186,19 @@ TEST_F(TlsTest, TokensOfTenantsTravelUnderTls) {
   write("first");
   ASSERT_EQ(Start(Checked("node"), "tenants:\n  file: " + file + "\n  reload_interval: 1h\n"), -1)
       << Text(output());
-  EXPECT_TRUE(Ask("ca", "worker", "", "first").ok());
-  EXPECT_THAT(std::string(Ask("ca", "worker").message()), HasSubstr("needs a tenant's token"));
-  EXPECT_THAT(std::string(Ask("ca", "worker", "", "second").message()),
+  EXPECT_TRUE(CallWith("ca", "worker", "", "first").ok());
+  EXPECT_THAT(std::string(CallWith("ca", "worker").message()), HasSubstr("needs a tenant's token"));
+  EXPECT_THAT(std::string(CallWith("ca", "worker", "", "second").message()),
               HasSubstr("the token is no tenant's"));
   write("second");
   ::kill(pid_, SIGHUP);
   absl::Status taken_up;
   const auto until = std::chrono::steady_clock::now() + seconds(30);
   do {
-    taken_up = Ask("ca", "worker", "", "second");
+    taken_up = CallWith("ca", "worker", "", "second");
   } while (!taken_up.ok() && std::chrono::steady_clock::now() < until);
   EXPECT_TRUE(taken_up.ok()) << taken_up;
-  EXPECT_FALSE(Ask("ca", "worker", "", "first").ok());
+  EXPECT_FALSE(CallWith("ca", "worker", "", "first").ok());
 }
 
 }  // namespace

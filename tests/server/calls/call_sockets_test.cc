@@ -22,7 +22,7 @@ TEST_F(CallSocketsTest, AnswersWhatAcquireAnswers) {
   v1::SocketCall call = Call(3, 2, 10);
   call.mutable_acquire()->set_window_tokens(256);
   Ask(call);
-  const v1::SocketAnswer answer = Answer();
+  const v1::SocketResponse answer = Answer();
   EXPECT_EQ(answer.request(), 3u);
   EXPECT_EQ(answer.code(), 0u);
   EXPECT_FALSE(answer.fragments_apart());
@@ -45,7 +45,7 @@ TEST_F(CallSocketsTest, ErrorsAreAnswered) {
   v1::SocketCall call = Call(4, 0, 1);
   call.mutable_acquire()->set_keyspace(std::string(32, 'x'));
   Ask(call);
-  const v1::SocketAnswer unknown = Answer();
+  const v1::SocketResponse unknown = Answer();
   EXPECT_EQ(unknown.request(), 4u);
   EXPECT_EQ(unknown.code(), static_cast<uint32_t>(absl::StatusCode::kNotFound));
   EXPECT_THAT(unknown.error(), HasSubstr("keyspace"));
@@ -59,7 +59,7 @@ TEST_F(CallSocketsTest, MoreCallsThanTheBoundAllowsAreRefused) {
   Start();
   store_.HoldAcquires();
   for (const uint64_t number : {1, 2, 3}) Ask(Call(number, 0, 1));
-  const v1::SocketAnswer refused = Answer();
+  const v1::SocketResponse refused = Answer();
   EXPECT_EQ(refused.request(), 3u);
   EXPECT_EQ(refused.code(), static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
   store_.AnswerHeld();
@@ -69,7 +69,7 @@ TEST_F(CallSocketsTest, MoreCallsThanTheBoundAllowsAreRefused) {
 TEST_F(CallSocketsTest, FragmentsThatDoNotFitAreAnsweredToWhoNamesTheLease) {
   Start({.response_bytes_max = 64});
   Ask(Call(1, 0, 8));
-  const v1::SocketAnswer answer = Answer();
+  const v1::SocketResponse answer = Answer();
   EXPECT_TRUE(answer.fragments_apart());
   EXPECT_EQ(answer.acquire().hit_pages(), 8u);
   EXPECT_EQ(answer.acquire().page_tiers_size(), 8);
@@ -185,7 +185,7 @@ TEST_F(CallSocketsTest, SocketsComeAndGoWhileOthersAsk) {
   });
   for (uint64_t number = 1; number <= 300 && !HasFailure(); ++number) {
     Ask(Call(number, 0, 8));
-    const v1::SocketAnswer answer = Answer();
+    const v1::SocketResponse answer = Answer();
     EXPECT_EQ(answer.request(), number);
     EXPECT_EQ(answer.acquire().hit_pages(), 8u);
     EXPECT_TRUE(sessions_.Release(*session_, answer.acquire().lease()));

@@ -41,7 +41,7 @@ class StagingSocketsTest : public CallSocketsTest {
   // Returns offsets of room for `count` fragments.
   std::vector<uint64_t> Reserved(uint64_t number, uint32_t count) {
     Ask(ReserveCall(number, count, fragment_bytes()));
-    const v1::SocketAnswer answer = Answer();
+    const v1::SocketResponse answer = Answer();
     EXPECT_EQ(answer.request(), number);
     EXPECT_EQ(answer.code(), 0u) << answer.error();
     const auto& offsets = answer.reserve().offsets();
@@ -89,7 +89,7 @@ TEST_F(StagingSocketsTest, ReservedRoomIsCommittedOnce) {
     damaged[5] ^= std::byte{1};
     Write(offsets[1], damaged);
     Ask(CommitCall(2, offsets));
-    const v1::SocketAnswer answer = Answer();
+    const v1::SocketResponse answer = Answer();
     EXPECT_EQ(answer.request(), 2u);
     EXPECT_EQ(answer.code(), 0u);
     EXPECT_THAT(answer.commit().outcomes(),
@@ -149,7 +149,7 @@ TEST_F(StagingSocketsTest, BoundsAreThoseOfTheCallsOverGrpc) {
   Start();
   const auto refused = [&](v1::SocketCall call) {
     Ask(call);
-    const v1::SocketAnswer answer = Answer();
+    const v1::SocketResponse answer = Answer();
     EXPECT_EQ(answer.request(), call.request());
     EXPECT_FALSE(answer.has_reserve() || answer.has_commit());
     EXPECT_EQ(answer.code(), static_cast<uint32_t>(absl::StatusCode::kInvalidArgument));
@@ -190,7 +190,7 @@ TEST_F(StagingSocketsTest, AFullCommitQueueRefusesAndFreesTheRoom) {
   Start();
   const std::vector<uint64_t> offsets = Reserved(1, 1);
   Ask(CommitCall(2, offsets));
-  const v1::SocketAnswer answer = Answer();
+  const v1::SocketResponse answer = Answer();
   EXPECT_EQ(answer.code(), static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
   EXPECT_THAT(answer.error(), HasSubstr("limits.commit_queue"));
   EXPECT_EQ(reservations(), 0u);
@@ -205,7 +205,7 @@ TEST_F(StagingSocketsTest, CallsTakePlacesAmongThoseInProgress) {
   Ask(CommitCall(2, {offsets[0]}));
   ASSERT_TRUE(Eventually([&] { return commits_.queued() == 1; }));
   Ask(CommitCall(3, {offsets[1]}));
-  const v1::SocketAnswer refused = Answer();
+  const v1::SocketResponse refused = Answer();
   EXPECT_EQ(refused.request(), 3u);
   EXPECT_EQ(refused.code(), static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
   EXPECT_THAT(refused.error(), HasSubstr("limits.requests_max"));

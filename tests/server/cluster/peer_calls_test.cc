@@ -39,7 +39,7 @@ class QuietPeer final : public Peer {
 
   void AnswerFetches() {
     for (auto& [request, done] : std::exchange(fetches, {})) {
-      transport::FetchAnswer answer;
+      transport::FetchResponse answer;
       answer.pages.resize(request.pages.size());
       for (auto& page : answer.pages) page.status = transport::PageStatus::kAbsent;
       done(std::move(answer));
@@ -120,7 +120,7 @@ class PeerCallsTest : public CallFixture {
     }
     return request;
   }
-  static std::vector<transport::PageStatus> StatusesOf(const transport::SourceAnswer& answer) {
+  static std::vector<transport::PageStatus> StatusesOf(const transport::SourceResponse& answer) {
     std::vector<transport::PageStatus> statuses;
     for (const auto& page : answer.pages) statuses.push_back(page.status);
     return statuses;
@@ -325,8 +325,8 @@ TEST_F(PeerCallsTest, OneNodesReadsAreBoundedUntilTheirAnswersAreGone) {
   PageSource source(store_, *keyspaces_, grants_, counts_, 2);
   const auto session = grants_.Grant("peer", keyspace_->id).value();
   const auto other = grants_.Grant("other", keyspace_->id).value();
-  std::vector<transport::SourceAnswer> answers;
-  const auto keep = [&](transport::SourceAnswer answer) { answers.push_back(std::move(answer)); };
+  std::vector<transport::SourceResponse> answers;
+  const auto keep = [&](transport::SourceResponse answer) { answers.push_back(std::move(answer)); };
   for (int i = 0; i < 3; ++i) source.Acquire(Read(session, 0, 2), keep);
   source.Acquire(Read(other, 0, 2), keep);
   EXPECT_THAT(StatusesOf(answers[0]), Each(transport::PageStatus::kHit));
@@ -345,7 +345,7 @@ TEST_F(PeerCallsTest, ReadsThatNameAPageTwiceAreRefused) {
   const auto session = grants_.Grant("peer", keyspace_->id).value();
   transport::SourceRequest twice = Read(session, 0, 2);
   twice.pages.push_back(twice.pages[0]);
-  source.Acquire(std::move(twice), [](transport::SourceAnswer answer) {
+  source.Acquire(std::move(twice), [](transport::SourceResponse answer) {
     EXPECT_THAT(StatusesOf(answer), Each(transport::PageStatus::kRefused));
   });
 }
@@ -356,7 +356,7 @@ TEST_F(PeerCallsTest, ReadsOfAbsentPagesCostTheirKeysNotTheirSquare) {
   const auto session = grants_.Grant("peer", keyspace_->id).value();
   constexpr int kPages = 4096;
   bool answered = false;
-  source.Acquire(Read(session, 100, kPages), [&](transport::SourceAnswer answer) {
+  source.Acquire(Read(session, 100, kPages), [&](transport::SourceResponse answer) {
     answered = true;
     EXPECT_THAT(StatusesOf(answer), Each(transport::PageStatus::kAbsent));
   });
@@ -374,7 +374,7 @@ TEST_F(PeerCallsTest, WithheldPagesAreNotServedToOtherNodes) {
   ASSERT_TRUE(Acquire(Request("peer", {Keys(0, 2)}), &response).ok());
   EXPECT_EQ(response.hit_pages(0), 0u);
   EXPECT_EQ(response.miss_reason(), v1::MISS_REASON_GENERATION);
-  source.Acquire(Read(session, 0, 2), [](transport::SourceAnswer answer) {
+  source.Acquire(Read(session, 0, 2), [](transport::SourceResponse answer) {
     EXPECT_THAT(StatusesOf(answer), Each(transport::PageStatus::kStale));
   });
 }

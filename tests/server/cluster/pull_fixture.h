@@ -87,14 +87,14 @@ class FakePeer : public Peer {
   void Fetch(transport::FetchRequest request, transport::FetchDone done) override {
     ++fetches;
     pages_fetched += static_cast<int>(request.pages.size());
-    transport::FetchAnswer answer;
-    for (const transport::PageWish& wish : request.pages) {
+    transport::FetchResponse answer;
+    for (const transport::RequestedPage& wish : request.pages) {
       const std::vector<std::byte> fragment = make_(wish.key);
       const size_t tiles = FragmentTilesBytes(wish.range.tiles(), wish.tile_bytes);
       std::memcpy(wish.places.first, fragment.data(), tiles);
       FragmentHeader header = DecodeFragmentHeader(std::span(fragment).subspan(tiles)).value();
       if (wrong_key || wish.key == corrupt) header.key.bytes[0] ^= 1;
-      transport::PageAnswer page;
+      transport::PageResponse page;
       if (answer.pages.size() >= late_behind) {
         page.status = transport::PageStatus::kDeadline;
         answer.pages.push_back(std::move(page));

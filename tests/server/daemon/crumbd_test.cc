@@ -124,7 +124,7 @@ TEST_F(CrumbdTest, ASecondOneSaysWhoIsInTheWay) {
   Serve();
   const pid_t first = std::exchange(pid_, 0);
   EXPECT_EQ(Run({"--config", config_}), 1);
-  EXPECT_THAT(output(), HasSubstr("another process answers at " + folder_.path()));
+  EXPECT_THAT(output(), HasSubstr("another process listens at " + folder_.path()));
   pid_ = first;
   ::kill(pid_, SIGTERM);
   EXPECT_EQ(Wait(), 0);

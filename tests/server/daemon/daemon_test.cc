@@ -100,7 +100,7 @@ TEST_F(DaemonTest, APageGoesInOverTheSessionsOwnSocket) {
   call.set_request(1);
   call.mutable_reserve()->set_count(1);
   call.mutable_reserve()->set_fragment_bytes(page.size());
-  const v1::SocketAnswer reserved = writer->CallOverSocket(call);
+  const v1::SocketResponse reserved = writer->CallOverSocket(call);
   ASSERT_EQ(reserved.reserve().offsets_size(), 1);
   const uint64_t offset = reserved.reserve().offsets(0);
   std::copy(page.begin(), page.end(), writer->staging().data() + offset);
@@ -484,9 +484,9 @@ TEST_F(DaemonTest, ListenersInUseAreNamed) {
   EXPECT_THAT(error([&](Options& options) { options.admin.listen = places_.admin; }),
               HasSubstr("admin.listen " + places_.admin));
   EXPECT_THAT(error([&](Options& options) { options.listen.unix_socket = places_.unix_socket; }),
-              HasSubstr("answers at " + places_.unix_socket));
+              HasSubstr("listens at " + places_.unix_socket));
   EXPECT_THAT(error([&](Options& options) { options.listen.fd_socket = places_.fd_socket; }),
-              HasSubstr("answers at " + places_.fd_socket));
+              HasSubstr("listens at " + places_.fd_socket));
   EXPECT_THAT(error([&](Options& options) { options.listen.unix_socket = "/nonexistent/x.sock"; }),
               HasSubstr("/nonexistent/ does not exist"));
   EXPECT_EQ(Http("/readyz"), "ready\n");  // the first goes on

@@ -44,7 +44,7 @@ class TakeoverTest : public testing::Test {
     EXPECT_TRUE(SendFdMessage(socket.get(), bytes, {}).ok());
     const auto answer = ReceiveFdMessage(socket.get());
     EXPECT_TRUE(answer.ok()) << answer.status();
-    v1::TakeoverAnswer parsed;
+    v1::TakeoverResponse parsed;
     EXPECT_TRUE(parsed.ParseFromString(answer->bytes.substr(0, answer->bytes.size() - 1)));
     return parsed.error();
   }

@@ -145,7 +145,7 @@ TEST_F(FdListenerTest, WhoAsksForOneGetsASocketForCalls) {
   ASSERT_EQ(::send(received[2].get(), asked.data(), asked.size(), MSG_NOSIGNAL),
             static_cast<ssize_t>(asked.size()));
   auto message = ReceiveFdMessage(received[2].get());
-  v1::SocketAnswer answer;
+  v1::SocketResponse answer;
   ASSERT_TRUE(message.ok() && answer.ParseFromString(message->bytes));
   EXPECT_EQ(answer.request(), 5u);
   EXPECT_EQ(answer.code(), static_cast<uint32_t>(absl::StatusCode::kInvalidArgument));
@@ -184,7 +184,7 @@ TEST_F(FdListenerTest, WhoAsksForOneGetsASocketForStagingCalls) {
   ASSERT_EQ(::send(received[3].get(), asked.data(), asked.size(), MSG_NOSIGNAL),
             static_cast<ssize_t>(asked.size()));
   const auto message = ReceiveFdMessage(received[3].get());
-  v1::SocketAnswer answer;
+  v1::SocketResponse answer;
   ASSERT_TRUE(message.ok() && answer.ParseFromString(message->bytes));
   EXPECT_EQ(answer.request(), 5u);
   EXPECT_EQ(answer.reserve().offsets_size(), 1);
@@ -485,9 +485,9 @@ class FdListenerPoolsTest : public FdListenerTest {
     return request;
   }
   // An answer of code kUnavailable where there is none.
-  static v1::PoolAnswer Ask(int socket, const v1::PoolRequest& request,
-                            std::span<const int> fds = {}) {
-    v1::PoolAnswer answer;
+  static v1::PoolResponse Ask(int socket, const v1::PoolRequest& request,
+                              std::span<const int> fds = {}) {
+    v1::PoolResponse answer;
     answer.set_code(static_cast<uint32_t>(absl::StatusCode::kUnavailable));
     if (!SendFdMessage(socket, request.SerializeAsString(), fds).ok()) return answer;
     const auto message = ReceiveFdMessage(socket);
@@ -520,7 +520,7 @@ TEST_F(FdListenerPoolsTest, AllHandlesLeaveDescriptorsForSessionsAndExtents) {
   Start();
   const UniqueFd greedy = Connect();
   ASSERT_EQ(Greet(greedy.get()).error(), "");
-  const v1::PoolAnswer joined = Ask(greedy.get(), JoinRequest());
+  const v1::PoolResponse joined = Ask(greedy.get(), JoinRequest());
   ASSERT_EQ(joined.code(), 0u) << joined.error();
   v1::PoolRequest offer;
   offer.mutable_offer()->set_pool(joined.pool());
@@ -556,7 +556,7 @@ TEST_F(FdListenerPoolsTest, UnreadDescriptorsAreBounded) {
           .value();
   const UniqueFd greedy = Connect();
   ASSERT_EQ(Greet(greedy.get()).error(), "");
-  const v1::PoolAnswer joined = Ask(greedy.get(), JoinRequest());
+  const v1::PoolResponse joined = Ask(greedy.get(), JoinRequest());
   ASSERT_EQ(joined.code(), 0u) << joined.error();
   v1::PoolRequest offer;
   offer.mutable_offer()->set_pool(joined.pool());
@@ -605,7 +605,7 @@ TEST_F(FdListenerPoolsTest, ALeaseOnAnOfferedRosterHoldsUpNoSession) {
   }
   EXPECT_LT(SecondsBetween(begin, Clock::Real().Now()), 20);
   const auto message = ReceiveFdMessage(hostile.get());
-  v1::PoolAnswer answer;
+  v1::PoolResponse answer;
   ASSERT_TRUE(message.ok() && answer.ParseFromString(message->bytes));
   EXPECT_EQ(answer.code(), static_cast<uint32_t>(absl::StatusCode::kUnavailable));
 }

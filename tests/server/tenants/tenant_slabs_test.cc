@@ -444,7 +444,7 @@ TEST_F(ServerTenantSlabsTest, NonsenseAtTheSocketForPoolsEndsIt) {
   v1::PoolRequest request;
   request.mutable_fetch()->set_pool("of no tenant");
   ASSERT_TRUE(SendFdMessage(pools, request.SerializeAsString(), {}).ok());
-  v1::PoolAnswer answer;
+  v1::PoolResponse answer;
   ASSERT_TRUE(answer.ParseFromString(ReceiveFdMessage(pools).value().bytes));
   EXPECT_NE(answer.code(), 0u);
   ASSERT_TRUE(SendFdMessage(pools, "\xff\xff\xff", {}).ok());

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "transport/outgoing_answer.h"
+#include "transport/outgoing_response.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,11 +8,11 @@
 namespace crumb::transport {
 namespace {
 
-// Bytes of a kAnswer frame beyond which the next page begins another frame.
-constexpr size_t kAnswerFrameBytes = 48 << 10;
+// Bytes of a kResponse frame beyond which the next page begins another frame.
+constexpr size_t kResponseFrameBytes = 48 << 10;
 
-AnswerBody::Page AnswerPage(const SourcePage& page) {
-  AnswerBody::Page out{page.status, {}};
+ResponseBody::Page ResponsePage(const SourcePage& page) {
+  ResponseBody::Page out{page.status, {}};
   for (const SourceFragment& fragment : page.fragments) out.headers.push_back(fragment.header());
   return out;
 }
@@ -28,10 +28,11 @@ absl::Status CheckFragment(const SourceFragment& fragment) {
 
 }  // namespace
 
-OutgoingAnswer::OutgoingAnswer(const FetchBody& fetch, SourceAnswer answer, size_t frame_bytes)
-    : wanted_(fetch.pages), answer_(std::move(answer)), frame_bytes_(frame_bytes) {
-  for (size_t i = 0; i < std::min(answer_.pages.size(), wanted_.size()); ++i) {
-    for (const SourceFragment& fragment : answer_.pages[i].fragments) {
+OutgoingResponse::OutgoingResponse(const FetchBody& fetch, SourceResponse response,
+                                   size_t frame_bytes)
+    : wanted_(fetch.pages), response_(std::move(response)), frame_bytes_(frame_bytes) {
+  for (size_t i = 0; i < std::min(response_.pages.size(), wanted_.size()); ++i) {
+    for (const SourceFragment& fragment : response_.pages[i].fragments) {
       tile_bytes_total_ +=
           static_cast<uint64_t>(Intersect(fragment.range, wanted_[i].range).tiles()) *
           fragment.tile_bytes;
@@ -39,11 +40,11 @@ OutgoingAnswer::OutgoingAnswer(const FetchBody& fetch, SourceAnswer answer, size
   }
 }
 
-absl::Status OutgoingAnswer::Check() const {
-  if (answer_.pages.size() != wanted_.size()) {
+absl::Status OutgoingResponse::Check() const {
+  if (response_.pages.size() != wanted_.size()) {
     return absl::InternalError("the source returned another number of pages than requested");
   }
-  for (const SourcePage& page : answer_.pages) {
+  for (const SourcePage& page : response_.pages) {
     if ((page.status == PageStatus::kHit) != !page.fragments.empty() ||
         page.fragments.size() > UINT16_MAX) {
       return absl::InternalError(
@@ -52,34 +53,34 @@ absl::Status OutgoingAnswer::Check() const {
     for (const SourceFragment& fragment : page.fragments) {
       if (absl::Status status = CheckFragment(fragment); !status.ok()) return status;
     }
-    if (AnswerPageBytes(AnswerPage(page)) > kControlBodyMax - kAnswerFrameBytes) {
+    if (ResponsePageBytes(ResponsePage(page)) > kControlBodyMax - kResponseFrameBytes) {
       return absl::InternalError("a page of the source has more headers than fit into a frame");
     }
   }
   return absl::OkStatus();
 }
 
-bool OutgoingAnswer::NextAnswer(OutgoingFrame& frame) {
-  if (answered_ == answer_.pages.size()) return false;
-  AnswerBody body;
-  body.first_page = static_cast<uint32_t>(answered_);
+bool OutgoingResponse::NextResponse(OutgoingFrame& frame) {
+  if (responded_ == response_.pages.size()) return false;
+  ResponseBody body;
+  body.first_page = static_cast<uint32_t>(responded_);
   size_t bytes = 0;
-  while (answered_ < answer_.pages.size()) {
-    const SourcePage& page = answer_.pages[answered_];
-    AnswerBody::Page out = AnswerPage(page);
-    const size_t page_bytes = AnswerPageBytes(out);
-    if (!body.pages.empty() && bytes + page_bytes > kAnswerFrameBytes) break;
+  while (responded_ < response_.pages.size()) {
+    const SourcePage& page = response_.pages[responded_];
+    ResponseBody::Page out = ResponsePage(page);
+    const size_t page_bytes = ResponsePageBytes(out);
+    if (!body.pages.empty() && bytes + page_bytes > kResponseFrameBytes) break;
     bytes += page_bytes;
     body.pages.push_back(std::move(out));
-    ++answered_;
+    ++responded_;
   }
-  frame.header.type = FrameType::kAnswer;
-  frame.body = EncodeAnswer(body);
+  frame.header.type = FrameType::kResponse;
+  frame.body = EncodeResponse(body);
   return true;
 }
 
-void OutgoingAnswer::AddTiles(const SourceFragment& fragment, const TileRange& part, uint32_t first,
-                              uint32_t count, OutgoingFrame& frame) const {
+void OutgoingResponse::AddTiles(const SourceFragment& fragment, const TileRange& part,
+                                uint32_t first, uint32_t count, OutgoingFrame& frame) const {
   const std::span<const std::byte> tiles = fragment.tiles();
   const auto part_heads = static_cast<uint32_t>(part.heads.size());
   const auto all_heads = static_cast<size_t>(fragment.range.heads.size());
@@ -100,9 +101,9 @@ void OutgoingAnswer::AddTiles(const SourceFragment& fragment, const TileRange& p
   }
 }
 
-bool OutgoingAnswer::NextTiles(OutgoingFrame& frame) {
-  for (; at_.page < answer_.pages.size(); ++at_.page, at_.fragment = 0) {
-    const SourcePage& page = answer_.pages[at_.page];
+bool OutgoingResponse::NextTiles(OutgoingFrame& frame) {
+  for (; at_.page < response_.pages.size(); ++at_.page, at_.fragment = 0) {
+    const SourcePage& page = response_.pages[at_.page];
     for (; at_.fragment < page.fragments.size(); ++at_.fragment, at_.tile = 0) {
       const SourceFragment& fragment = page.fragments[at_.fragment];
       const TileRange part = Intersect(fragment.range, wanted_[at_.page].range);
@@ -126,6 +127,8 @@ bool OutgoingAnswer::NextTiles(OutgoingFrame& frame) {
   return false;
 }
 
-bool OutgoingAnswer::Next(OutgoingFrame& frame) { return NextAnswer(frame) || NextTiles(frame); }
+bool OutgoingResponse::Next(OutgoingFrame& frame) {
+  return NextResponse(frame) || NextTiles(frame);
+}
 
 }  // namespace crumb::transport

@@ -22,13 +22,13 @@
 
 namespace crumb::client {
 
-// ConnectionKeeper keeps one connection to crumbd: it opens it, reads its session stream, opens
-// another one when it is lost, and returns leases and staging room to crumbd. Its thread sleeps
+// Maintains one connection to crumbd: opens it, reads its session stream, opens another one when it
+// is lost, and returns leases and staging room to crumbd in the background. Its thread sleeps
 // while nothing happens. Thread-safe. A forked child may only call the methods that say so.
-class ConnectionKeeper {
+class Reconnector {
  public:
-  explicit ConnectionKeeper(const ClientOptions& options);
-  ~ConnectionKeeper();
+  explicit Reconnector(const ClientOptions& options);
+  ~Reconnector();
 
   // Starts the thread and blocks until its first attempt to connect has ended.
   void Start();
@@ -55,8 +55,8 @@ class ConnectionKeeper {
   void ReleaseSlotsLater(std::shared_ptr<Connection> connection, const PoolId& pool,
                          std::span<const uint64_t> slots);
 
-  // Calls `listener` for connections and demotions, on the keeper's thread, until StopListening has
-  // returned. See PoolLink::Listen.
+  // Calls `listener` for connections and demotions, on the reconnector's thread, until
+  // StopListening has returned. See PoolLink::Listen.
   absl::Status Listen(const PoolName& pool, PoolListener* listener);
   void StopListening(PoolListener* listener);
 
@@ -70,7 +70,7 @@ class ConnectionKeeper {
   uint64_t GenerationOf(const KeyspaceId& keyspace) const;
   void NoteGeneration(const KeyspaceId& keyspace, uint64_t generation);
 
-  // Returns whether this process created the keeper. May be called in a forked child.
+  // Returns whether this process created the reconnector. May be called in a forked child.
   bool InOwnProcess() const;
 
  private:

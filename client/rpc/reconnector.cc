@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "client/rpc/connection_keeper.h"
+#include "client/rpc/reconnector.h"
 
 #include <unistd.h>
 
@@ -89,23 +89,23 @@ void CallInPieces(Connection& connection, std::span<Return> returns, const Add& 
 
 }  // namespace
 
-ConnectionKeeper::ConnectionKeeper(const ClientOptions& options)
+Reconnector::Reconnector(const ClientOptions& options)
     : options_(options),
       pid_(::getpid()),
       random_(std::random_device{}()),
       backoff_(options.backoff_min) {}
 
-ConnectionKeeper::~ConnectionKeeper() { Stop(); }
+Reconnector::~Reconnector() { Stop(); }
 
-bool ConnectionKeeper::InOwnProcess() const { return ::getpid() == pid_; }
+bool Reconnector::InOwnProcess() const { return ::getpid() == pid_; }
 
-void ConnectionKeeper::Start() {
+void Reconnector::Start() {
   thread_ = Thread("crumb-client", [this] { Run(); });
   MutexLock lock(&mutex_);
   while (!attempted_) changed_.Wait(&mutex_);
 }
 
-void ConnectionKeeper::Stop() {
+void Reconnector::Stop() {
   {
     MutexLock lock(&mutex_);
     if (stopping_) return;
@@ -120,12 +120,12 @@ void ConnectionKeeper::Stop() {
   ReturnPending();
 }
 
-bool ConnectionKeeper::stopping() const {
+bool Reconnector::stopping() const {
   MutexLock lock(&mutex_);
   return stopping_;
 }
 
-void ConnectionKeeper::Wake() {
+void Reconnector::Wake() {
   std::shared_ptr<SessionStream> stream;
   {
     MutexLock lock(&mutex_);
@@ -135,20 +135,20 @@ void ConnectionKeeper::Wake() {
   if (stream != nullptr) stream->Wake();
 }
 
-std::shared_ptr<Connection> ConnectionKeeper::current() const {
+std::shared_ptr<Connection> Reconnector::current() const {
   MutexLock lock(&mutex_);
   return current_;
 }
 
-std::shared_ptr<Connection> ConnectionKeeper::Wait(TimePoint deadline) const {
+std::shared_ptr<Connection> Reconnector::Wait(TimePoint deadline) const {
   MutexLock lock(&mutex_);
   while (current_ == nullptr && !stopping_ && changed_.WaitUntil(&mutex_, deadline)) {
   }
   return current_;
 }
 
-void ConnectionKeeper::SetCurrent(std::shared_ptr<Connection> connection,
-                                  std::shared_ptr<SessionStream> stream) {
+void Reconnector::SetCurrent(std::shared_ptr<Connection> connection,
+                             std::shared_ptr<SessionStream> stream) {
   MutexLock lock(&mutex_);
   // A restarted crumbd may count generations from a lower number again.
   if (connection != nullptr && connection->epoch() != generations_epoch_) {
@@ -162,7 +162,7 @@ void ConnectionKeeper::SetCurrent(std::shared_ptr<Connection> connection,
   changed_.NotifyAll();
 }
 
-void ConnectionKeeper::Run() {
+void Reconnector::Run() {
   while (!stopping()) {
     absl::StatusOr<std::shared_ptr<Connection>> opened = Connection::Open(options_);
     if (opened.ok()) {
@@ -185,13 +185,13 @@ void ConnectionKeeper::Run() {
   }
 }
 
-void ConnectionKeeper::NoteFailure(const absl::Status& status) {
+void Reconnector::NoteFailure(const absl::Status& status) {
   if (failure_logged_) return;
   failure_logged_ = true;
   LogWarning("no crumbd in {}, going on without cache: {}", options_.socket_dir, status.ToString());
 }
 
-void ConnectionKeeper::BackOff() {
+void Reconnector::BackOff() {
   // Half of the wait is random, so that the workers of a host do not reconnect all at once.
   std::uniform_real_distribution<double> jitter(0.5, 1.0);
   const TimePoint until =
@@ -202,7 +202,7 @@ void ConnectionKeeper::BackOff() {
   }
 }
 
-void ConnectionKeeper::Serve(const Connection& connection, SessionStream& stream) {
+void Reconnector::Serve(const Connection& connection, SessionStream& stream) {
   counters_due_ = Clock::Real().Now();
   while (!stopping()) {
     ReturnPending();
@@ -230,7 +230,7 @@ void ConnectionKeeper::Serve(const Connection& connection, SessionStream& stream
   stream.Flush(Clock::Real().Now() + kFarewellTimeout);
 }
 
-absl::Status ConnectionKeeper::Listen(const PoolName& pool, PoolListener* listener) {
+absl::Status Reconnector::Listen(const PoolName& pool, PoolListener* listener) {
   MutexLock lock(&listening_);
   for (const Listening& there : listeners_) {
     if (there.pool != pool) continue;
@@ -242,17 +242,17 @@ absl::Status ConnectionKeeper::Listen(const PoolName& pool, PoolListener* listen
   return absl::OkStatus();
 }
 
-void ConnectionKeeper::StopListening(PoolListener* listener) {
+void Reconnector::StopListening(PoolListener* listener) {
   MutexLock lock(&listening_);
   std::erase_if(listeners_, [&](const Listening& one) { return one.listener == listener; });
 }
 
-void ConnectionKeeper::NotifyConnected() {
+void Reconnector::NotifyConnected() {
   MutexLock lock(&listening_);
   for (const Listening& one : listeners_) one.listener->OnConnected();
 }
 
-void ConnectionKeeper::NotifyDemotions(const v1::SessionResponse::Demotions& message) {
+void Reconnector::NotifyDemotions(const v1::SessionResponse::Demotions& message) {
   const PoolId pool = PoolId::FromBytes(message.pool());
   std::vector<Demotion> demotions;
   for (int i = 0; i < std::min(message.slots_size(), message.headers_size()); ++i) {
@@ -264,7 +264,7 @@ void ConnectionKeeper::NotifyDemotions(const v1::SessionResponse::Demotions& mes
   for (const Listening& one : listeners_) one.listener->OnDemotions(pool, demotions);
 }
 
-void ConnectionKeeper::Handle(const Connection& connection, const v1::SessionResponse& message) {
+void Reconnector::Handle(const Connection& connection, const v1::SessionResponse& message) {
   if (message.event_case() == v1::SessionResponse::kSlabGone) {
     return connection.ForgetSlab(message.slab_gone().slab());
   }
@@ -277,7 +277,7 @@ void ConnectionKeeper::Handle(const Connection& connection, const v1::SessionRes
   NoteGeneration(*id, change.generation());
 }
 
-void ConnectionKeeper::SendCounters(SessionStream& stream) {
+void Reconnector::SendCounters(SessionStream& stream) {
   const TimePoint now = Clock::Real().Now();
   if (now < counters_due_) return;
   SessionCounters counters;
@@ -293,7 +293,7 @@ void ConnectionKeeper::SendCounters(SessionStream& stream) {
   counted_ = true;
 }
 
-void ConnectionKeeper::Count(const SessionCounters& amounts) {
+void Reconnector::Count(const SessionCounters& amounts) {
   bool first;
   {
     MutexLock lock(&mutex_);
@@ -303,7 +303,7 @@ void ConnectionKeeper::Count(const SessionCounters& amounts) {
   if (first) Wake();
 }
 
-void ConnectionKeeper::ReturnPending() {
+void Reconnector::ReturnPending() {
   Pending pending;
   {
     MutexLock lock(&mutex_);
@@ -342,9 +342,8 @@ void ConnectionKeeper::ReturnPending() {
   });
 }
 
-void ConnectionKeeper::Enqueue(std::vector<Return> Pending::*list,
-                               std::shared_ptr<Connection> connection, uint64_t id,
-                               uint64_t reserve) {
+void Reconnector::Enqueue(std::vector<Return> Pending::*list,
+                          std::shared_ptr<Connection> connection, uint64_t id, uint64_t reserve) {
   if (!InOwnProcess()) return;
   bool stopped;
   {
@@ -355,8 +354,8 @@ void ConnectionKeeper::Enqueue(std::vector<Return> Pending::*list,
   stopped ? ReturnPending() : Wake();
 }
 
-void ConnectionKeeper::ReleaseSlotsLater(std::shared_ptr<Connection> connection, const PoolId& pool,
-                                         std::span<const uint64_t> slots) {
+void Reconnector::ReleaseSlotsLater(std::shared_ptr<Connection> connection, const PoolId& pool,
+                                    std::span<const uint64_t> slots) {
   if (!InOwnProcess() || slots.empty()) return;
   bool stopped;
   {
@@ -373,43 +372,42 @@ void ConnectionKeeper::ReleaseSlotsLater(std::shared_ptr<Connection> connection,
   stopped ? ReturnPending() : Wake();
 }
 
-void ConnectionKeeper::ReleaseLater(std::shared_ptr<Connection> connection, uint64_t lease) {
+void Reconnector::ReleaseLater(std::shared_ptr<Connection> connection, uint64_t lease) {
   Enqueue(&Pending::leases, std::move(connection), lease);
 }
 
-void ConnectionKeeper::AbortLater(std::shared_ptr<Connection> connection, uint64_t offset,
-                                  uint64_t reserve) {
+void Reconnector::AbortLater(std::shared_ptr<Connection> connection, uint64_t offset,
+                             uint64_t reserve) {
   Enqueue(&Pending::rooms, std::move(connection), offset, reserve);
 }
 
-void ConnectionKeeper::GiveUpReserveLater(std::shared_ptr<Connection> connection,
-                                          uint64_t reserve) {
+void Reconnector::GiveUpReserveLater(std::shared_ptr<Connection> connection, uint64_t reserve) {
   Enqueue(&Pending::reserves, std::move(connection), reserve);
 }
 
-void ConnectionKeeper::ForgetLater(std::shared_ptr<Connection> connection, uint64_t request) {
+void Reconnector::ForgetLater(std::shared_ptr<Connection> connection, uint64_t request) {
   Enqueue(&Pending::requests, std::move(connection), request);
 }
 
-KeyspaceState ConnectionKeeper::StateOf(const KeyspaceId& keyspace) const {
+KeyspaceState Reconnector::StateOf(const KeyspaceId& keyspace) const {
   MutexLock lock(&mutex_);
   const auto found = states_.find(keyspace);
   return found == states_.end() ? KeyspaceState::kUnknown : found->second;
 }
 
-void ConnectionKeeper::NoteState(const KeyspaceId& keyspace, KeyspaceState state) {
+void Reconnector::NoteState(const KeyspaceId& keyspace, KeyspaceState state) {
   MutexLock lock(&mutex_);
   if (states_.size() >= kStatesMax && states_.find(keyspace) == states_.end()) return;
   states_[keyspace] = state;
 }
 
-uint64_t ConnectionKeeper::GenerationOf(const KeyspaceId& keyspace) const {
+uint64_t Reconnector::GenerationOf(const KeyspaceId& keyspace) const {
   MutexLock lock(&mutex_);
   const auto found = generations_.find(keyspace);
   return found == generations_.end() ? 0 : found->second;
 }
 
-void ConnectionKeeper::NoteGeneration(const KeyspaceId& keyspace, uint64_t generation) {
+void Reconnector::NoteGeneration(const KeyspaceId& keyspace, uint64_t generation) {
   MutexLock lock(&mutex_);
   if (generations_.size() >= kStatesMax && generations_.find(keyspace) == generations_.end())
     return;

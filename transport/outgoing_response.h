@@ -20,12 +20,12 @@ struct OutgoingFrame {
   std::vector<std::span<const std::byte>> tiles;
 };
 
-// The serving side of a fetch: it cuts the leased fragments into frames, first the answer and then
-// the tiles. Not thread-safe; belongs to the progress thread.
-class OutgoingAnswer {
+// The serving side of a fetch: it cuts the leased fragments into frames, first the response and
+// then the tiles. Not thread-safe; belongs to the progress thread.
+class OutgoingResponse {
  public:
   // `frame_bytes` bounds the tiles of one frame; a larger tile has a frame of its own.
-  OutgoingAnswer(const FetchBody& fetch, SourceAnswer answer, size_t frame_bytes);
+  OutgoingResponse(const FetchBody& fetch, SourceResponse response, size_t frame_bytes);
 
   // Returns kInternal if the source violated its contract; no frame may be sent then.
   absl::Status Check() const;
@@ -34,9 +34,9 @@ class OutgoingAnswer {
   bool Next(OutgoingFrame& frame);
 
   // Returns whether all remaining frames are tiles.
-  bool answered() const { return answered_ == answer_.pages.size(); }
+  bool responded() const { return responded_ == response_.pages.size(); }
   uint64_t tile_bytes_total() const { return tile_bytes_total_; }
-  const SourceAnswer& answer() const { return answer_; }
+  const SourceResponse& response() const { return response_; }
 
  private:
   struct Cursor {
@@ -45,16 +45,16 @@ class OutgoingAnswer {
     uint32_t tile = 0;
   };
 
-  bool NextAnswer(OutgoingFrame& frame);
+  bool NextResponse(OutgoingFrame& frame);
   bool NextTiles(OutgoingFrame& frame);
   void AddTiles(const SourceFragment& fragment, const TileRange& part, uint32_t first,
                 uint32_t count, OutgoingFrame& frame) const;
 
   const std::vector<FetchBody::Page> wanted_;
-  SourceAnswer answer_;
+  SourceResponse response_;
   const size_t frame_bytes_;
   uint64_t tile_bytes_total_ = 0;
-  size_t answered_ = 0;
+  size_t responded_ = 0;
   Cursor at_;
 };
 
