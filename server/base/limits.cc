@@ -48,7 +48,7 @@ constexpr int64_t kCountMax = int64_t{1} << 30;
 constexpr int64_t kThreadsMax = 256;
 // gRPC's own default bound of a received message; chunks stay well below.
 constexpr uint64_t kChunkBytesMax = 3 << 20;
-// Clients take messages of 64 MiB; the rest of the answer is small beside the sums.
+// Clients accept messages of 64 MiB; the rest of the response is small compared with the checksums.
 constexpr uint64_t kSumsBytesMax = 56 << 20;
 
 }  // namespace
@@ -108,22 +108,23 @@ absl::Status SessionLimits::Validate() const {
   return absl::OkStatus();
 }
 
-void Limits::Visit(ConfigVisitor& visitor) {
+void Limits::VisitCalls(ConfigVisitor& visitor) {
   visitor.Field("requests_max", requests_max, "Calls in progress at once, streams included.");
   visitor.Field(
       "response_bytes_max", response_bytes_max,
       "Bytes of responses longer than 32 KiB that callers have not read yet; Put, Get and "
       "other streams are not counted.");
   visitor.Field("acquire_keys_max", acquire_keys_max, "Page keys in one call.");
-  visitor.Field("response_fragments_max", response_fragments_max,
-                "Fragments that one answer names; the prefix ends before the page with which there "
-                "would be more.");
+  visitor.Field(
+      "response_fragments_max", response_fragments_max,
+      "Fragments that one response names; the prefix ends before the page with which there "
+      "would be more.");
   visitor.Field("release_leases_max", release_leases_max, "Leases in one Release.");
   visitor.Field("prefetches_max", prefetches_max, "Prefetch calls whose pages are on their way.");
   visitor.Field("tenant_prefetches_max", tenant_prefetches_max, "The same of one tenant.");
   visitor.Field(
       "device_sums_bytes_max", device_sums_bytes_max,
-      "Headers with tile sums in one answer about pages on devices, which peers' pages need; "
+      "Headers with checksums in one response about pages on devices, which peers' pages need; "
       "the last ones are left out.");
   visitor.Field("commit_fragments_max", commit_fragments_max,
                 "Fragments in one Reserve or Commit.");
@@ -138,6 +139,9 @@ void Limits::Visit(ConfigVisitor& visitor) {
   visitor.Field("put_streams", put_streams, "Put calls at once; each holds one fragment.");
   visitor.Field("put_fragments_max", put_fragments_max, "Fragments in one Put.");
   visitor.Field("chunk_bytes", chunk_bytes, "Tile bytes in one message of a Get.");
+}
+
+void Limits::VisitEvents(ConfigVisitor& visitor) {
   visitor.Field("watchers_max", watchers_max, "WatchEvents calls at once.");
   visitor.Field("watch_queue", watch_queue, "Events waiting for one watcher; more are lost.");
   visitor.Field("watch_snapshot_pages_max", watch_snapshot_pages_max,
@@ -150,6 +154,11 @@ void Limits::Visit(ConfigVisitor& visitor) {
   visitor.Field("durable_waits_per_page_max", durable_waits_per_page_max, "The same of one page.");
   visitor.Field("notices_max", notices_max,
                 "Notices waiting for one session stream; more are dropped.");
+}
+
+void Limits::Visit(ConfigVisitor& visitor) {
+  VisitCalls(visitor);
+  VisitEvents(visitor);
   visitor.Field("keyspaces_max", keyspaces_max, "Keyspaces known at once.");
   visitor.Field("model_labels_max", model_labels_max,
                 "Distinct values of the metrics label model; further models count as other.");
@@ -161,6 +170,10 @@ void Limits::Visit(ConfigVisitor& visitor) {
       "response, is ended.");
   visitor.Field("keyspace_idle_max", keyspace_idle_max,
                 "A keyspace without pages that no call has named for so long is forgotten.");
+  VisitConnections(visitor);
+}
+
+void Limits::VisitConnections(ConfigVisitor& visitor) {
   visitor.Field("connections_max", connections_max, "Connections of gRPC at once.");
   visitor.Field("connections_peer_percent", connections_peer_percent,
                 "Percentage that one user of the Unix socket, or one address of the network, may "
@@ -174,14 +187,14 @@ void Limits::Visit(ConfigVisitor& visitor) {
   visitor.Field("handshake_timeout", handshake_timeout,
                 "Time for a new connection's TLS and HTTP/2 handshakes.");
   visitor.Field("keepalive_interval", keepalive_interval,
-                "A connection from which nothing came for so long is asked for a sign of life.");
+                "A connection that was silent for so long gets a keepalive ping.");
   visitor.Field("keepalive_timeout", keepalive_timeout,
                 "A connection that gives no such sign for so long is closed.");
   visitor.Field("idle_connection", idle_connection,
                 "A connection without calls is closed after so long; clients connect again.");
 }
 
-absl::Status Limits::Validate() const {
+absl::Status Limits::CheckCalls() const {
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.requests_max", requests_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(
       CheckBytes("limits.response_bytes_max", response_bytes_max, ByteSize{kResponseBytesMin}));
@@ -215,6 +228,10 @@ absl::Status Limits::Validate() const {
                                       ", must be at most " +
                                       FormatByteSize(ByteSize{kChunkBytesMax}));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Limits::CheckEvents() const {
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.watchers_max", watchers_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.watch_queue", watch_queue, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(
@@ -225,12 +242,22 @@ absl::Status Limits::Validate() const {
   CRUMB_RETURN_IF_ERROR(
       CheckRange("limits.durable_waits_per_page_max", durable_waits_per_page_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.notices_max", notices_max, 1, kCountMax));
+  return absl::OkStatus();
+}
+
+absl::Status Limits::Validate() const {
+  CRUMB_RETURN_IF_ERROR(CheckCalls());
+  CRUMB_RETURN_IF_ERROR(CheckEvents());
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.keyspaces_max", keyspaces_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.model_labels_max", model_labels_max, 1, 1024));
   CRUMB_RETURN_IF_ERROR(CheckPositive("limits.wait_max", wait_max));
   CRUMB_RETURN_IF_ERROR(CheckPositive("limits.pin_max", pin_max));
   CRUMB_RETURN_IF_ERROR(CheckPositive("limits.stream_progress_timeout", stream_progress_timeout));
   CRUMB_RETURN_IF_ERROR(CheckPositive("limits.keyspace_idle_max", keyspace_idle_max));
+  return CheckConnections();
+}
+
+absl::Status Limits::CheckConnections() const {
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.connections_max", connections_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(
       CheckRange("limits.connections_peer_percent", connections_peer_percent, 1, 100));

@@ -89,6 +89,14 @@ struct Limits {
 
   void Visit(ConfigVisitor& visitor);
   absl::Status Validate() const;
+
+ private:
+  void VisitCalls(ConfigVisitor& visitor);
+  void VisitEvents(ConfigVisitor& visitor);
+  void VisitConnections(ConfigVisitor& visitor);
+  absl::Status CheckCalls() const;
+  absl::Status CheckEvents() const;
+  absl::Status CheckConnections() const;
 };
 
 }  // namespace crumb::server

@@ -2,7 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/cluster/cluster_options.h"
 
-#include <utility>
+#include <tuple>
+
+#include "common/status_macros.h"
 
 namespace crumb::server {
 namespace {
@@ -40,6 +42,12 @@ absl::Status CheckPositive(const char* key, Duration value, Duration least) {
 }  // namespace
 
 void ClusterOptions::Visit(ConfigVisitor& visitor) {
+  VisitMembership(visitor);
+  VisitTransfers(visitor);
+  VisitPeerBounds(visitor);
+}
+
+void ClusterOptions::VisitMembership(ConfigVisitor& visitor) {
   visitor.Field("secret_file", secret_file,
                 "File with the secret that tenants' salts are made of, the same on every node. "
                 "Empty: a secret of this node's own, kept in its store.");
@@ -75,6 +83,9 @@ void ClusterOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("connect_ahead", connect_ahead,
                 "While there are at most so many other nodes, each is connected to when it joins; "
                 "else at the first request.");
+}
+
+void ClusterOptions::VisitTransfers(ConfigVisitor& visitor) {
   visitor.Field("pulls_max", pulls_max,
                 "Requests that fetch from other nodes at once; more are misses.");
   visitor.Field("pulls_per_tenant_max", pulls_per_tenant_max,
@@ -99,6 +110,9 @@ void ClusterOptions::Visit(ConfigVisitor& visitor) {
                 "each.");
   visitor.Field("reoffer_pages_per_second", reoffer_pages_per_second,
                 "Pages of this node that are offered to new homes, in a second.");
+}
+
+void ClusterOptions::VisitPeerBounds(ConfigVisitor& visitor) {
   visitor.Field("peer_leases_max", peer_leases_max,
                 "Leases of other nodes at once; further responses have no lease.");
   visitor.Field("peer_leases_per_node_max", peer_leases_per_node_max,
@@ -119,7 +133,7 @@ void ClusterOptions::Visit(ConfigVisitor& visitor) {
                 "that was away longer deletes all its pages of the keyspace.");
 }
 
-absl::Status ClusterOptions::Validate(const std::string& tcp) const {
+absl::Status ClusterOptions::CheckCounts() const {
   for (const Count& count :
        {Count{"replicas", replicas, kReplicasMax}, Count{"nodes_max", nodes_max, kNodesMax},
         Count{"pulls_max", pulls_max, kCountMax}, Count{"pull_queue", pull_queue, kCountMax},
@@ -136,8 +150,12 @@ absl::Status ClusterOptions::Validate(const std::string& tcp) const {
         Count{"pulls_per_tenant_max", pulls_per_tenant_max, kCountMax},
         Count{"breaker_failures", breaker_failures, 1000},
         Count{"deletions_max", deletions_max, 16'384}}) {
-    if (absl::Status status = CheckCount(count); !status.ok()) return status;
+    CRUMB_RETURN_IF_ERROR(CheckCount(count));
   }
+  return absl::OkStatus();
+}
+
+absl::Status ClusterOptions::CheckDurations() const {
   constexpr Duration kLeast = std::chrono::milliseconds(1);
   for (const auto& [key, value, least] :
        {std::tuple{"lookup_deadline", lookup_deadline, kLeast},
@@ -147,8 +165,14 @@ absl::Status ClusterOptions::Validate(const std::string& tcp) const {
         std::tuple{"push_deadline", push_deadline, kLeast},
         std::tuple{"push_retry", push_retry, kLeast}, std::tuple{"peer_lease", peer_lease, kLeast},
         std::tuple{"breaker_open", breaker_open, kLeast}}) {
-    if (absl::Status status = CheckPositive(key, value, least); !status.ok()) return status;
+    CRUMB_RETURN_IF_ERROR(CheckPositive(key, value, least));
   }
+  return absl::OkStatus();
+}
+
+absl::Status ClusterOptions::Validate(const std::string& tcp) const {
+  CRUMB_RETURN_IF_ERROR(CheckCounts());
+  CRUMB_RETURN_IF_ERROR(CheckDurations());
   if (peer_push_pages_max < kPushPagesMin || peer_push_pages_max > kCountMax) {
     return absl::InvalidArgumentError(
         "cluster.peer_push_pages_max must be at least 1024, the most that one offer has");
@@ -163,8 +187,11 @@ absl::Status ClusterOptions::Validate(const std::string& tcp) const {
   if (!(weight > 0 && weight <= kWeightMax)) {
     return absl::InvalidArgumentError("cluster.weight must be above 0 and at most 1000000");
   }
-  if (absl::Status status = etcd_access.Validate(); !status.ok()) return status;
-  if (!enabled()) return absl::OkStatus();
+  CRUMB_RETURN_IF_ERROR(etcd_access.Validate());
+  return enabled() ? CheckEnabled(tcp) : absl::OkStatus();
+}
+
+absl::Status ClusterOptions::CheckEnabled(const std::string& tcp) const {
   if (!etcd.empty() && !nodes.empty()) {
     return absl::InvalidArgumentError("cluster.etcd and cluster.nodes are both set: choose one");
   }

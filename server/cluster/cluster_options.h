@@ -77,6 +77,15 @@ struct ClusterOptions {
   void Visit(ConfigVisitor& visitor);
   // kInvalidArgument naming key and bound. `tcp` is listen.tcp.
   absl::Status Validate(const std::string& tcp) const;
+
+ private:
+  void VisitMembership(ConfigVisitor& visitor);
+  void VisitTransfers(ConfigVisitor& visitor);
+  void VisitPeerBounds(ConfigVisitor& visitor);
+  absl::Status CheckCounts() const;
+  absl::Status CheckDurations() const;
+  // Checks the settings that only a node in a cluster needs.
+  absl::Status CheckEnabled(const std::string& tcp) const;
 };
 
 }  // namespace crumb::server
