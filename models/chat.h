@@ -37,8 +37,6 @@ class ChatTemplate {
   static absl::StatusOr<ChatTemplate> Recognise(std::string_view jinja, const std::string& begin);
 
   ChatFormat format() const { return format_; }
-  // Returns the system message of conversations that begin with none; may be empty.
-  const std::string& default_system() const { return default_system_; }
   // Returns the text of the token that ends a turn.
   std::string_view end_of_turn() const;
 
@@ -50,8 +48,9 @@ class ChatTemplate {
   void AppendMessage(const ChatMessage& message, std::string* text) const;
 
   ChatFormat format_ = ChatFormat::kChatMl;
-  std::string begin_;           // text before the first message
-  std::string default_system_;  // without markers
+  std::string begin_;  // text before the first message
+  // The system message, without markers, of conversations that begin with none; may be empty.
+  std::string default_system_;
   // Reasoning up to </think> is cut from the assistant's earlier messages, as Qwen3's template
   // does.
   bool drops_reasoning_ = false;

@@ -21,7 +21,6 @@ absl::Status PinnedArena::PinOne(Bytes bytes, PinAccess access, const std::atomi
     const absl::Status pinned = device_.Pin(piece, access);
     if (absl::IsAlreadyExists(pinned)) continue;
     CRUMB_RETURN_IF_ERROR(pinned);
-    pinned_bytes_.fetch_add(piece.size());
     MutexLock lock(&mutex_);
     pieces_.push_back(piece);
   }

@@ -31,7 +31,6 @@ class PinnedArena {
   // Pins piece after piece until `stop` is set. Returns the first error, at which it ends. It skips
   // memory that another user in this process has pinned, because that user will unpin it.
   absl::Status PinAll(const std::atomic<bool>& stop);
-  size_t pinned_bytes() const { return pinned_bytes_.load(); }
   // Returns the ranges pinned so far in ascending order, with adjacent ranges merged.
   std::vector<std::span<const std::byte>> Pinned() const;
 
@@ -52,7 +51,6 @@ class PinnedArena {
   const size_t piece_bytes_;
   mutable Mutex mutex_;
   std::vector<Bytes> pieces_ ABSL_GUARDED_BY(mutex_);
-  std::atomic<size_t> pinned_bytes_{0};
 };
 
 // ArenaPinner pins the memory that a connection to crumbd has mapped, once per connection, in the

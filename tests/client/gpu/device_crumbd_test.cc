@@ -503,7 +503,9 @@ TEST(ArenaPinnerTest, PinsEachConnectionOnceAndInPieces) {
     ASSERT_NE(arena->memory(), nullptr);
     size_t bytes = arena->memory()->staging.size();
     for (const auto& slab : arena->memory()->slabs) bytes += slab.size();
-    EXPECT_EQ(arena->pinned_bytes(), bytes);
+    size_t pinned = 0;
+    for (const auto range : arena->Pinned()) pinned += range.size();
+    EXPECT_EQ(pinned, bytes);
     EXPECT_EQ(device.pinned_ranges(), (bytes + kPiece - 1) / kPiece);
     EXPECT_EQ(pinner.Use(), arena);
 
