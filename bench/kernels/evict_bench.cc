@@ -95,13 +95,46 @@ class Sample {
   double different_ = 0.0, codes_ = 0.0, own_error_ = 0.0, cpu_error_ = 0.0;
 };
 
+// Returns parameters with the sizes and strides of a workload, whose windows are adjacent.
+kernels::cuda::EvictParams ShapeOf(const EvictWorkload& w, const kernels::TileShape& tile,
+                                   int windows) {
+  const int64_t row_bytes = 2 * kDim, head_bytes = 2 * kTokens * row_bytes;
+  kernels::cuda::EvictParams p;
+  p.tile = tile;
+  p.layers = w.layers;
+  p.kv_heads = kHeads;
+  p.windows_max = windows;
+  p.ring_capacity = kTokens;
+  p.ring_head_stride = head_bytes;
+  p.ring_layer_stride = kHeads * head_bytes;
+  p.ring_token_stride = row_bytes;
+  p.ring_v_offset = kTokens * row_bytes;
+  p.tile_head_stride = static_cast<int64_t>(tile.int2_bytes());
+  p.tile_layer_stride = kHeads * p.tile_head_stride;
+  return p;
+}
+
+// Compares some of `count` evicted tiles with those of the CPU. `ring` has K and V of each window.
+Sample CompareSample(const kernels::QuantizeParams& on_host, size_t count,
+                     const kernels::Bf16* ring, const uint8_t* tiles) {
+  constexpr size_t kSampleTiles = 24;
+  const size_t tile_bytes = on_host.shape.int2_bytes(), window_values = 2 * kTokens * kDim;
+  Sample sample;
+  for (size_t i = 0; i < kSampleTiles; ++i) {
+    const size_t at = count * i / kSampleTiles;
+    sample.Add(on_host, Download(ring + at * window_values, window_values),
+               Download(tiles + at * tile_bytes, tile_bytes));
+  }
+  return sample;
+}
+
 }  // namespace
 
 EvictResult RunEvict(const EvictWorkload& w) {
   const int windows = w.tokens / kTokens;
   const kernels::TileShape tile;
   const size_t matrices = static_cast<size_t>(w.layers) * kHeads;
-  const int64_t row_bytes = 2 * kDim, head_bytes = 2 * kTokens * row_bytes;
+  const int64_t head_bytes = 4 * kTokens * kDim;
   // There are enough copies of inputs and outputs that a replay finds none of them in L2.
   const size_t call_bytes = matrices * windows * (head_bytes + tile.int2_bytes());
   const int copies = static_cast<int>(std::clamp<size_t>((size_t{256} << 20) / call_bytes, 1, 20));
@@ -120,20 +153,9 @@ EvictResult RunEvict(const EvictWorkload& w) {
   const Device<int32_t> begin = Upload(std::vector<int32_t>(windows * copies, 0));
   const Device<int32_t> count = Upload(std::vector<int32_t>{windows});
 
-  kernels::cuda::EvictParams p;
-  p.tile = tile;
-  p.layers = w.layers;
-  p.kv_heads = kHeads;
-  p.windows_max = windows;
+  kernels::cuda::EvictParams p = ShapeOf(w, tile, windows);
   p.windows = count.get();
   p.ring_begin = begin.get();
-  p.ring_capacity = kTokens;
-  p.ring_head_stride = head_bytes;
-  p.ring_layer_stride = kHeads * head_bytes;
-  p.ring_token_stride = row_bytes;
-  p.ring_v_offset = kTokens * row_bytes;
-  p.tile_head_stride = static_cast<int64_t>(tile.int2_bytes());
-  p.tile_layer_stride = kHeads * p.tile_head_stride;
   if (w.method != "naive") transforms.Set(&p);
   if (w.method == "crumb") {
     p.method = kernels::Method::kCrumb;
@@ -164,14 +186,7 @@ EvictResult RunEvict(const EvictWorkload& w) {
     on_host.k_transform = transforms.OnHost(p.k.clip, w.method == "crumb");
     on_host.v_transform = transforms.OnHost(p.v.clip, w.method == "crumb");
   }
-  Sample sample;
-  constexpr size_t kSampleTiles = 24;
-  const size_t all_tiles = tile_count * copies;
-  for (size_t i = 0; i < kSampleTiles; ++i) {
-    const size_t at = all_tiles * i / kSampleTiles;
-    sample.Add(on_host, Download(ring.get() + at * 2 * kTokens * kDim, 2 * kTokens * kDim),
-               Download(tiles.get() + at * tile.int2_bytes(), tile.int2_bytes()));
-  }
+  const Sample sample = CompareSample(on_host, tile_count * copies, ring.get(), tiles.get());
   result.codes_differ = sample.CodesDiffer();
   result.rel_error = sample.RelativeError();
   return result;

@@ -214,35 +214,9 @@ void PrintPrefillRow(const Arguments& arguments, bool first, const PrefillWorklo
   std::fflush(stdout);
 }
 
-int Main(int argc, char** argv) {
-  auto parsed = Parse(argc, argv);
-  if (const auto* exit = std::get_if<tools::EarlyExit>(&parsed)) return tools::ReportExit(*exit);
-  auto& arguments = std::get<Arguments>(parsed);
-  std::vector<DecodeWorkload> workloads = StandardDecodeWorkloads();
-  std::vector<DecodeWorkload> chosen;
-  std::vector<int> numbers;
-  for (size_t i = 0; i < workloads.size(); ++i) {
-    bool wanted = arguments.Wants("decode");
-    for (const int number : arguments.only) wanted |= number == static_cast<int>(i);
-    if (!wanted || !DecodeBench::Supported(workloads[i])) continue;
-    chosen.push_back(workloads[i]);
-    numbers.push_back(static_cast<int>(i));
-  }
-  DecodeBench bench(chosen);
-  const Device<char> spare = Allocate<char>(chosen.empty() ? size_t{4} << 30 : 1);
-  void* arena = chosen.empty() ? spare.get() : static_cast<void*>(bench.arena());
-  const size_t bytes =
-      std::min<size_t>(chosen.empty() ? size_t{4} << 30 : bench.arena_bytes(), size_t{8} << 30);
-  const double read = ReadRate(arena, bytes), copy = CopyRate(arena, bytes);
-  if (const std::string error = DescribeGpu(0, &arguments.run); !error.empty()) {
-    std::fprintf(stderr, "crumb-kernel-bench: the first GPU: %s\n", error.c_str());
-    return tools::kExitFailure;
-  }
-  PrintHeader(arguments, read, copy);
-  for (size_t i = 0; i < chosen.size(); ++i) {
-    PrintRow(arguments, i == 0, numbers[i], chosen[i], bench.Run(chosen[i]), read);
-  }
-  bool first = chosen.empty();
+// Runs the workloads of all kernels but decode. `first`: no row was printed yet. `read` and `copy`
+// are the rates of memory.
+void RunOthers(const Arguments& arguments, bool first, double read, double copy) {
   if (arguments.Wants("evict")) {
     const std::vector<EvictWorkload> evicts = StandardEvictWorkloads();
     for (size_t i = 0; i < evicts.size(); ++i) {
@@ -275,6 +249,37 @@ int Main(int argc, char** argv) {
       first = false;
     }
   }
+}
+
+int Main(int argc, char** argv) {
+  auto parsed = Parse(argc, argv);
+  if (const auto* exit = std::get_if<tools::EarlyExit>(&parsed)) return tools::ReportExit(*exit);
+  auto& arguments = std::get<Arguments>(parsed);
+  std::vector<DecodeWorkload> workloads = StandardDecodeWorkloads();
+  std::vector<DecodeWorkload> chosen;
+  std::vector<int> numbers;
+  for (size_t i = 0; i < workloads.size(); ++i) {
+    bool wanted = arguments.Wants("decode");
+    for (const int number : arguments.only) wanted |= number == static_cast<int>(i);
+    if (!wanted || !DecodeBench::Supported(workloads[i])) continue;
+    chosen.push_back(workloads[i]);
+    numbers.push_back(static_cast<int>(i));
+  }
+  DecodeBench bench(chosen);
+  const Device<char> spare = Allocate<char>(chosen.empty() ? size_t{4} << 30 : 1);
+  void* arena = chosen.empty() ? spare.get() : static_cast<void*>(bench.arena());
+  const size_t bytes =
+      std::min<size_t>(chosen.empty() ? size_t{4} << 30 : bench.arena_bytes(), size_t{8} << 30);
+  const double read = ReadRate(arena, bytes), copy = CopyRate(arena, bytes);
+  if (const std::string error = DescribeGpu(0, &arguments.run); !error.empty()) {
+    std::fprintf(stderr, "crumb-kernel-bench: the first GPU: %s\n", error.c_str());
+    return tools::kExitFailure;
+  }
+  PrintHeader(arguments, read, copy);
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    PrintRow(arguments, i == 0, numbers[i], chosen[i], bench.Run(chosen[i]), read);
+  }
+  RunOthers(arguments, chosen.empty(), read, copy);
   if (arguments.json) std::printf("\n ]}\n");
   return 0;
 }

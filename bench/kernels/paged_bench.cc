@@ -83,6 +83,21 @@ double WorstRow(const DequantizeWorkload& w, const DequantizeParams& p, const De
   return worst;
 }
 
+// Returns parameters with the sizes and strides of a workload.
+DequantizeParams ShapeOf(const DequantizeWorkload& w, const kernels::TileShape& tile) {
+  DequantizeParams p;
+  p.layers = w.layers;
+  p.kv_heads = kHeads;
+  p.pages_max = w.tokens / kTokens;
+  p.tile_head_stride = static_cast<int64_t>(tile.int2_bytes());
+  p.tile_layer_stride = kHeads * p.tile_head_stride;
+  p.kv.block_tokens = w.block_tokens;
+  p.kv.SetStrides(w.hnd ? kernels::cuda::KvLayout::kHnd : kernels::cuda::KvLayout::kNhd,
+                  kernels::cuda::KvPlacement::kApart, kHeads, kDim);
+  p.kv.blocks_max = w.tokens / w.block_tokens;
+  return p;
+}
+
 }  // namespace
 
 PagedResult RunDequantize(const DequantizeWorkload& w) {
@@ -123,22 +138,13 @@ PagedResult RunDequantize(const DequantizeWorkload& w) {
                         device_sequence = Upload(std::vector<int32_t>(pages, 0)),
                         device_table = Upload(data.table),
                         count = Upload(std::vector<int32_t>{pages});
-  DequantizeParams p;
-  p.layers = w.layers;
-  p.kv_heads = kHeads;
-  p.pages_max = pages;
+  DequantizeParams p = ShapeOf(w, tile);
   p.pages = count.get();
   p.page_address = device_page.get();
-  p.tile_head_stride = static_cast<int64_t>(tile.int2_bytes());
-  p.tile_layer_stride = kHeads * p.tile_head_stride;
   p.tokens = {device_sequence.get(), device_first.get()};
-  p.kv.block_tokens = w.block_tokens;
-  p.kv.SetStrides(w.hnd ? kernels::cuda::KvLayout::kHnd : kernels::cuda::KvLayout::kNhd,
-                  kernels::cuda::KvPlacement::kApart, kHeads, kDim);
   p.kv.k_address = device_k.get();
   p.kv.v_address = device_v.get();
   p.kv.block_table = device_table.get();
-  p.kv.blocks_max = blocks;
   if (w.rotate_k) p.k = {rotations.get(), means.get()};
   if (w.rotate_v) p.v = {rotations.get(), means.get()};
   PagedResult result;

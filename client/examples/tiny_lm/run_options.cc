@@ -22,23 +22,8 @@ void AddPromptOptions(CLI::App& app, RunOptions& options) {
                  "system message of --chat; default: the chat template's");
 }
 
-}  // namespace
-
-std::optional<int> ParseRunOptions(int argc, char** argv, RunOptions& options) {
-  CLI::App app{
-      "An inference worker: runs a model of the Llama, Qwen2 or Qwen3 family on this machine's "
-      "CPU, "
-      "or a Qwen3 model on its GPU, and keeps its KV cache in Crumb.",
-      "crumb-tiny-lm"};
-  app.set_version_flag("--version", std::string(CRUMB_VERSION));
-  app.add_option("--model", options.model, "HF directory: config.json, safetensors, tokenizer.json")
-      ->capture_default_str();
-  AddPromptOptions(app, options);
-  app.add_option("--generate", options.generate, "tokens to generate at most")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--store", options.store, "folder of crumbd's sockets, or none to work alone")
-      ->capture_default_str();
+// Adds the options on the format of pages in the store.
+void AddPageOptions(CLI::App& app, RunOptions& options) {
   app.add_option("--kv", options.kv, "format of history pages")
       ->check(CLI::IsMember({"int2", "bf16"}))
       ->capture_default_str();
@@ -55,6 +40,25 @@ std::optional<int> ParseRunOptions(int argc, char** argv, RunOptions& options) {
                  "channels that share a scale; 0: head_dim, at most 128")
       ->check(CLI::IsMember({0, 32, 64, 128}))
       ->capture_default_str();
+}
+
+}  // namespace
+
+std::optional<int> ParseRunOptions(int argc, char** argv, RunOptions& options) {
+  CLI::App app{
+      "An inference worker: runs a model of the Llama, Qwen2 or Qwen3 family on this machine's "
+      "CPU, or a Qwen3 model on its GPU, and keeps its KV cache in Crumb.",
+      "crumb-tiny-lm"};
+  app.set_version_flag("--version", std::string(CRUMB_VERSION));
+  app.add_option("--model", options.model, "HF directory: config.json, safetensors, tokenizer.json")
+      ->capture_default_str();
+  AddPromptOptions(app, options);
+  app.add_option("--generate", options.generate, "tokens to generate at most")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--store", options.store, "folder of crumbd's sockets, or none to work alone")
+      ->capture_default_str();
+  AddPageOptions(app, options);
   app.add_option("--device", options.device,
                  "where the model runs: cpu, or cuda for the first GPU (needs cuBLAS)")
       ->check(CLI::IsMember({"cpu", "cuda"}))
