@@ -5,9 +5,10 @@
 
 The first two tables below "## Retired words" in docs/glossary.md list the retired words; no line of
 a page or of code may have them. Identifiers are split at capitals and underscores. A comment or a
-docstring of Python may not open with a word that leaves its subject out ("Of", "For", "What",
-"Whose", "Who", "Which", "Where"). Lines that were written before a rule are counted by folder and
-rule in language_baseline.txt: "word" for the first table, "term" for the second one, "opening". A
+docstring of Python may not open with a word that leaves its subject out ("Of", "what", "as"), nor
+with a bare preposition ("by slot", "until then"; a unit, "in bytes", is no such phrase), and may not
+use "what" as a noun. Lines that were written before a rule are counted by folder and rule in
+language_baseline.txt: "word" for the first table, "term" for the second one, "opening", "what". A
 folder may not exceed its count, and --update lowers the counts to the lines that are left."""
 
 import argparse
@@ -21,7 +22,11 @@ from check_docs import files_of, read
 BASELINE = "tests/style/language_baseline.txt"
 GLOSSARY = "docs/glossary.md"
 COMMENT = re.compile(r"(?:^|\s)(?://|#)\s?(.*)$")
-OPENING = re.compile(r"^(Of|For|What|Whose|Who|Which|Where)\b(?!.*\?$)")
+# Openings that leave the subject out. A question may begin with any of them.
+OPENING = re.compile(
+    r"^((?i:of|for|what|whose|who|which|where|that|as)|The same|Once|None"
+    r"|by|at|from|with|without|until|while|since|under|behind|beside|between|on|in(?! \w+$))\b(?!.*\?$)")
+WHAT = re.compile(r"(?<!`)\bwhat\b(?!`|\.\w|.*\?)", re.IGNORECASE)
 DOCSTRING = re.compile(r'(?:^|:\n)[ \t]*"""(.*?)"""', re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(r"(?<![\"'\w/])/\*(.*?)\*/", re.DOTALL)
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -102,6 +107,8 @@ def complaints(root):
         for number, line, opens in openings_of(name, text) if is_code else ():
             if opens and (found := OPENING.match(line)):
                 yield name, number, "opening", f"a comment that opens with '{found.group(1)}' has no subject"
+            elif WHAT.search(line):
+                yield name, number, "what", "'what' stands for a noun: name the thing"
 
 
 def folder_of(name):

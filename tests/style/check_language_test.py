@@ -89,6 +89,26 @@ class CheckLanguageTest(unittest.TestCase):
         self.assertEqual([], self.complaints(
             "a/b.h", "// The size\n// Of which is known.\n// Format of a row.\nint x;  // in bytes\n"))
 
+    def test_trailing_comment_without_a_subject(self):
+        self.assertEqual([1, 2, 3, 4, 5], self.complaints(
+            "a/b.h", "int a;  // of its tiles\nint b;  // by slot\nint c;  // which is known\n"
+            "int d;  // in the region\nint e;  // until then\n"))
+        self.assertEqual([], self.complaints(
+            "a/c.h", "int a;  // in bytes\nint b;  // the slots of a page\nint c;  // total\n"))
+
+    def test_openings_that_refer_to_another_comment(self):
+        self.assertEqual([1, 3, 5, 7], self.complaints(
+            "a/b.h", "// The same, backwards.\nint a;\n// As Find, but later.\nint b;\n"
+            "// Once, before all else.\nint c;\n// None: not known.\nint d;\n"))
+        self.assertEqual([], self.complaints("a/c.h", "// Assigns a slot.\n// The sameness of it.\n"))
+
+    def test_what_as_a_noun(self):
+        self.assertEqual([2, 4], self.complaints(
+            "a/b.h", "// Returns the page\n// and what it holds.\nint a;\nint b;  // unlike what it was\n"))
+        self.assertEqual(["what"], [
+            rule for name, _, rule, _ in check_language.complaints(self.folder.name) if name == "a/b.h"][:1])
+        self.assertEqual([], self.complaints("a/c.cc", "// But what is it?\nPrint(\"what is it\");\n"))
+
     def run_check(self, *arguments):
         return subprocess.run([sys.executable, "check_language.py", *arguments, self.folder.name],
                               capture_output=True, text=True, check=False,
