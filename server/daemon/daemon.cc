@@ -45,12 +45,9 @@
 namespace crumb::server {
 namespace {
 
-// Pause between two growths of host memory.
-constexpr Duration kGrowthInterval = std::chrono::milliseconds(250);
-// Pause between two checks of the heap.
-constexpr Duration kHeapTrimInterval = std::chrono::seconds(10);
-// Smallest amount of freed heap that is worth a trim.
-constexpr uint64_t kHeapTrimBytesMin = uint64_t{32} << 20;
+constexpr Duration kGrowthInterval = std::chrono::milliseconds(250);  // pause between growths
+constexpr Duration kHeapTrimInterval = std::chrono::seconds(10);      // pause between heap checks
+constexpr uint64_t kHeapTrimBytesMin = uint64_t{32} << 20;  // freed heap that is worth a trim
 
 uint64_t FreeHostBytes() { return MemoryRoom(ReadMemoryFacts("")); }
 
@@ -134,8 +131,7 @@ class RunningDaemon : public Daemon {
 
   absl::StatusOr<storage::HandedOverMemory> HandOver() override {
     if (store_ == nullptr) return absl::FailedPreconditionError("crumbd has no store");
-    // The successor writes the queued fragments.
-    const absl::Status stopped = Stop(Duration::zero());
+    const absl::Status stopped = Stop(Duration::zero());  // the successor writes the queue
     if (!stopped.ok()) LogWarning("stopping for a successor: {}", stopped.ToString());
     return store_->HandOver();
   }
@@ -328,8 +324,7 @@ class RunningDaemon : public Daemon {
     // A start that failed before this one leaves the file as it was.
     CRUMB_RETURN_IF_ERROR(WriteEpochs(EpochsFile(), epochs_));
     CRUMB_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(options_.listen, *context_, node_));
-    // This happens before the first session, so that pages that were dropped meanwhile are not
-    // served.
+    // The node receives drops that it missed before it accepts sessions.
     if (cluster_ != nullptr) CRUMB_RETURN_IF_ERROR(cluster_->Join(grpc_->tcp_address()));
     // A tenant's token comes with each call, and may be withdrawn.
     if (tenants_ == nullptr) {
