@@ -23,11 +23,12 @@ class BlockTrace {
  public:
   // Appends a request. `names` are any numbers that identify blocks; `time_ms`: when it arrived.
   // Without a time it arrives kIntervalSeconds after the one before.
-  static constexpr double kIntervalSeconds = 0.3;  // as in conversation traces of a few requests/s
+  // Usual for conversation traces of a few requests/s.
+  static constexpr double kIntervalSeconds = 0.3;
   void Add(std::span<const uint64_t> names, std::optional<uint64_t> time_ms = std::nullopt);
 
   size_t requests() const { return ends_.size(); }
-  size_t blocks() const { return ids_.size(); }  // of all requests together
+  size_t blocks() const { return ids_.size(); }  // sum over all requests
   size_t distinct() const { return dense_.size(); }
   std::span<const uint32_t> request(size_t index) const;
   // When a request arrived, in seconds.

@@ -19,7 +19,7 @@ struct CallsWorkload {
   std::vector<int> clients = {1, 8, 64};
   int pages = 1600;      // pages of the prefix
   int beside_pages = 0;  // pages of a prefix that one more client acquires all the time; 0: none
-  Duration duration = std::chrono::seconds(5);  // for each number of clients
+  Duration duration = std::chrono::seconds(5);  // duration for each number of clients
 };
 
 struct CallsRow {

@@ -39,7 +39,7 @@ struct CodecRow {
   std::string format;           // bf16 or int2 for attention, otherwise empty
   int context = 0;              // attended tokens, otherwise 0
   int heads_per_kv_head = 0;    // query heads per KV head for attention, otherwise 0
-  double microseconds = 0.0;    // of one layer or one tile; 0 for read
+  double microseconds = 0.0;    // time of one layer or one tile; 0 for read
   double gb_per_s = 0.0;        // 1e9 bytes per second that the operation reads
   double read_fraction = 0.0;   // gb_per_s / that of `read`
   double time_over_bf16 = 0.0;  // INT2 attention: its time / that of BF16 in the same rounds

@@ -23,7 +23,7 @@ struct GpuRun {
 
 // The members of a JSON object, without its braces and without a comma before or after them.
 std::string GpuRunJson(const GpuRun& run);
-// The same as one line of text without commit, command and line end.
+// Returns the same data as one line of text without commit, command and line end.
 std::string GpuRunText(const GpuRun& run);
 
 // Returns `text` as a JSON string, quoted and escaped.

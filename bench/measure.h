@@ -39,10 +39,10 @@ class Latencies {
 double Median(std::vector<double> values);
 
 struct TimedCallsOptions {
-  double seconds = 1;  // of all rounds together
+  double seconds = 1;  // sum over all rounds
   int rounds = 3;
   size_t bytes_per_call = 0;
-  size_t calls_max = SIZE_MAX;  // of all rounds together
+  size_t calls_max = SIZE_MAX;  // limit for all rounds together
   std::vector<int> other_pids;  // processes whose CPU time is added
 };
 

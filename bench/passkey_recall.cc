@@ -74,8 +74,8 @@ absl::Status PasskeyRecall::Read(MethodCache& cache, std::span<const int32_t> to
 }
 
 // One pass over the question and the right answer gives the answer's likelihood. As long as the
-// most likely tokens are those of the answer, it also shows what greedy generation would produce;
-// only if they differ is the text generated token by token.
+// most likely tokens are those of the answer, it also shows the text of greedy generation; only if
+// they differ is the text generated token by token.
 absl::StatusOr<KeyScore> PasskeyRecall::Ask(MethodCache& cache, const Passkey& key) const {
   std::vector<int32_t> tokens = key.question;
   tokens.insert(tokens.end(), key.answer.begin(), key.answer.end());
@@ -119,7 +119,7 @@ absl::StatusOr<std::string> PasskeyRecall::Generate(MethodCache& cache,
 void SummarizeRecall(std::span<const PasskeyDocument> documents, const DocumentScores& scores,
                      const DocumentScores& baseline, QualityRow& row) {
   std::vector<double> recall, nll, lost, keys;
-  std::vector<std::pair<double, double>> by_depth, by_distance;  // with 1 for a right answer
+  std::vector<std::pair<double, double>> by_depth, by_distance;  // second is 1 for a right answer
   for (size_t d = 0; d < documents.size(); ++d) {
     if (!scores[d]) continue;
     double right = 0.0, exact = 0.0, loss = 0.0;

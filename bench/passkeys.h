@@ -26,7 +26,7 @@ struct Passkey {
 struct PasskeyDocument {
   // A multiple of 64 tokens. It contains the lines of all keys or, if keys are apart, of none.
   std::vector<int32_t> tokens;
-  std::vector<Passkey> keys;  // by position
+  std::vector<Passkey> keys;  // sorted by position
   // Whether every key has a document without the other keys; its position is a multiple of 64 then.
   bool apart = false;
 

@@ -96,8 +96,8 @@ class BeladyPolicy final : public storage::EvictionPolicy {
   }
 
   size_t accesses_ = 0;                    // accesses so far, including the current one
-  std::vector<std::vector<size_t>> uses_;  // by block: the requests that use it
-  std::vector<State> states_;              // by handle
+  std::vector<std::vector<size_t>> uses_;  // the requests that use each block
+  std::vector<State> states_;              // indexed by handle
   std::vector<ItemHandle> free_;
   std::set<Key> order_;
 };
@@ -184,8 +184,8 @@ class ReplayCache {
   size_t capacity_;
   size_t resident_ = 0;
   size_t evictions_ = 0;
-  std::vector<ItemHandle> handles_;  // by block; kNoItem if absent
-  std::vector<uint32_t> blocks_;     // by handle
+  std::vector<ItemHandle> handles_;  // indexed by block; kNoItem if absent
+  std::vector<uint32_t> blocks_;     // indexed by handle
 };
 
 absl::StatusOr<std::unique_ptr<EvictionPolicy>> MakeReplayPolicy(const BlockTrace& trace,

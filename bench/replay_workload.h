@@ -38,7 +38,7 @@ struct ReplayRow {
   double capacity_gb = 0;
   size_t capacity_blocks = 0;
   size_t requests = 0;
-  size_t blocks = 0;  // of all requests
+  size_t blocks = 0;  // sum over all requests
   size_t hits = 0;    // blocks that were served
   double hit_rate = 0;
   size_t evictions = 0;

@@ -45,7 +45,7 @@ struct SimulateRow {
   int nodes = 0;
   SimulatedPush push = SimulatedPush::kAlways;
   size_t requests = 0;
-  size_t blocks = 0;      // of all requests
+  size_t blocks = 0;      // sum over all requests
   size_t local_hits = 0;  // blocks
   size_t remote_hits = 0;
   double hit_rate = 0;          // fraction of blocks, local and remote

@@ -60,7 +60,7 @@ SimulatedCluster::SimulatedCluster(const Options& options)
   totals_.served.assign(nodes_.size(), 0);
   for (size_t i = 0; i < nodes_.size(); ++i) {
     numbers_[nodes_[i].id] = i;
-    // As many as a node of this memory would be the home of, and more.
+    // The directory has more entries than a node of this memory would be the home of.
     directories_.push_back(std::make_unique<HolderDirectory>(4 * options.capacity_blocks));
   }
 }
@@ -193,7 +193,7 @@ SimulatedCluster::Source SimulatedCluster::AskHome(size_t node, size_t home,
              : best;
 }
 
-// Homes hear of what a node has from now on.
+// Notifies homes of the blocks that a node has from now on.
 void SimulatedCluster::Note(size_t holder, uint32_t run, std::span<const uint32_t> blocks) {
   HolderDirectory::Offer offer;
   offer.node = nodes_[holder].id;

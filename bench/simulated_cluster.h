@@ -42,7 +42,7 @@ class SimulatedCluster {
  public:
   struct Options {
     int nodes = 1;
-    size_t capacity_blocks = 1;  // of each node
+    size_t capacity_blocks = 1;  // capacity of each node
     int replicas = 1;
     SimulatedPush push = SimulatedPush::kAlways;
     uint64_t block_bytes = 0;
@@ -86,8 +86,8 @@ class SimulatedCluster {
   const PageKey& KeyOf(uint32_t block);
   const std::vector<size_t>& HomesOfRun(uint32_t first_block);
   size_t LeadingAt(size_t node, std::span<const uint32_t> blocks) const;
-  // Fetches what the node lacks. Returns how many leading blocks are present then, and sets `ended`
-  // to when the last one has arrived.
+  // Fetches the blocks that the node lacks. Returns the number of leading blocks that are present
+  // then, and sets `ended` to the time at which the last one has arrived.
   size_t Pull(size_t node, std::span<const uint32_t> request, size_t hits, double now,
               double* ended);
   void CountFanout(size_t node, std::span<const uint32_t> request, size_t hits);
@@ -100,11 +100,11 @@ class SimulatedCluster {
   const Options options_;
   const std::vector<PlacementNode> nodes_;
   std::vector<NodeCache> caches_;
-  std::vector<std::unique_ptr<HolderDirectory>> directories_;  // by home
+  std::vector<std::unique_ptr<HolderDirectory>> directories_;  // indexed by home
   SimulatedNetwork network_;
-  absl::flat_hash_map<uint32_t, std::vector<size_t>> homes_;  // by the first block of a run
-  absl::flat_hash_map<std::string, size_t> numbers_;          // of nodes, by id
-  std::vector<PageKey> keys_;                                 // of blocks; zeros: not made yet
+  absl::flat_hash_map<uint32_t, std::vector<size_t>> homes_;  // keyed by the first block of a run
+  absl::flat_hash_map<std::string, size_t> numbers_;          // node numbers, keyed by id
+  std::vector<PageKey> keys_;  // keys of blocks; zeros if not made yet
   Totals totals_;
 };
 

@@ -11,9 +11,9 @@ namespace crumb::bench {
 
 struct NetworkOptions {
   double rtt_us = 50;         // round trip between nodes of one zone
-  double rtt_zones_us = 500;  // between nodes of different zones
+  double rtt_zones_us = 500;  // round trip between nodes of different zones
   int zones = 3;              // node i is in zone i modulo zones
-  double nic_gbit = 100;      // of each node, in each direction
+  double nic_gbit = 100;      // rate of each node, in each direction
 };
 
 // Time that messages take between nodes: half a round trip each way, and a queue at each network

@@ -83,7 +83,7 @@ absl::Status ShmPlane::Put(size_t first, size_t count) {
   CRUMB_ASSIGN_OR_RETURN(auto slots, client_.Reserve(static_cast<int>(count),
                                                      fragments_.fragment_bytes(), kCallTimeout));
   if (slots.size() != count) return absl::ResourceExhaustedError("staging memory is full");
-  // As client/worker/publisher does: crumbd copies a part while the next one is written.
+  // Like client/worker/publisher: crumbd copies a part while the next one is written.
   const size_t part = std::max<size_t>(1, kCommitBytes / fragments_.fragment_bytes());
   std::unique_ptr<client::PendingCommit> pending;
   for (size_t next = 0; next < count; next += part) {

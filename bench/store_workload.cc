@@ -34,7 +34,7 @@ constexpr size_t kManyPages = 1600;
 // Bytes of the pages that get reads in turn; with the largest fragments a quarter of host memory.
 constexpr size_t kResidentBytes = 384 << 20;
 constexpr size_t kStreamPages = 16;
-constexpr size_t kBatchPages = 32;  // as a worker publishes them
+constexpr size_t kBatchPages = 32;  // batch in which a worker publishes them
 
 bool Contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();

@@ -63,7 +63,7 @@ struct StoreWorkloadOptions {
   std::vector<size_t> fragment_bytes = {128 << 10, 1 << 20};
   double seconds = 2;  // time of every put, get and acquire figure
   double idle_seconds = 10;
-  std::string socket_dir;       // of a running crumbd; empty: starts one. Not for plane ssd
+  std::string socket_dir;       // a running crumbd; empty: starts one. Plane ssd has none
   std::string crumbd;           // the crumbd to start
   std::string fragment_server;  // crumb-fragment-server, for ucx-tcp
   std::string redis;            // HOST:PORT, "auto" starts one, empty: no comparison

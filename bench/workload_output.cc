@@ -43,7 +43,7 @@ nlohmann::json Machine() {
 }  // namespace
 
 nlohmann::json RunInfo(int argc, const char* const* argv) {
-  std::string command = "crumb-bench";  // without its path, which differs between machines
+  std::string command = "crumb-bench";  // excludes the path, which differs between machines
   for (int i = 1; i < argc; ++i) command += std::string(" ") + argv[i];
   return {{"machine", Machine()},
           {"commit", kCommit},

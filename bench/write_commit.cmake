@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-# Writes OUT, a header with the commit of SOURCE, when it differs from what is there.
+# Writes OUT, a header with the commit of SOURCE, if its contents differ.
 execute_process(COMMAND git -C "${SOURCE}" describe --always --dirty --abbrev=12 --exclude *
   OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 if(NOT commit)

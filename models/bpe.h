@@ -39,7 +39,7 @@ class BytePairs {
   const Merge* FindMerge(int32_t left, int32_t right) const;
 
   absl::flat_hash_map<std::string, int32_t> tokens_;
-  absl::flat_hash_map<uint64_t, Merge> merges_;  // by left id << 32 | right id
+  absl::flat_hash_map<uint64_t, Merge> merges_;  // keyed by left id << 32 | right id
   std::array<int32_t, 256> byte_ids_{};          // negative: the byte is dropped
   bool whole_first_ = false;
 };

@@ -53,7 +53,7 @@ std::string LiteralSystem(std::string_view jinja) {
     } else {
       continue;
     }
-    // A quote or a brace ends the literal, so what follows is an expression.
+    // A quote or a brace ends the literal: an expression follows.
     const size_t end = rest.find_first_of("'\"{}<");
     if (end == std::string_view::npos || end == 0) continue;
     if (rest.substr(end).starts_with(kTurnEnd)) return Unescaped(rest.substr(0, end));

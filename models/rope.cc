@@ -28,7 +28,8 @@ double YarnStretch(int pair, const RopeConfig& config, int head_dim) {
   return std::clamp((pair - low) / (high - low), 0.0, 1.0);
 }
 
-// The same for Llama 3's scaling, whose bounds are numbers of rotations in the original context.
+// Does the same with Llama 3's scaling, whose bounds are numbers of rotations in the original
+// context.
 double Llama3Stretch(double frequency, const RopeConfig& config) {
   const double turns = config.original_max_positions * frequency / (2 * std::numbers::pi);
   const double kept = (turns - config.low_frequency_factor) /

@@ -63,7 +63,7 @@ class Tokenizer {
   const SplitPattern pattern_;
   const BytePairs pairs_;
   const std::vector<int32_t> begin_;
-  const std::vector<std::string> bytes_of_;  // by id; empty: no such token
+  const std::vector<std::string> bytes_of_;  // indexed by id; empty: no such token
   AddedTokens added_raw_;                    // searched before normalization
   AddedTokens added_normalized_;             // searched after it
 };

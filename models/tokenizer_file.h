@@ -30,7 +30,7 @@ struct TokenizerDefinition {
   std::vector<std::pair<std::string, std::string>> merges;  // first learned first
   std::vector<AddedToken> added;
   std::vector<int32_t> begin;         // tokens before every text
-  std::vector<std::string> bytes_of;  // by id, added tokens included; empty: no such token
+  std::vector<std::string> bytes_of;  // indexed by id, with added tokens; empty: no such token
 };
 
 // Returns the errors of Tokenizer::Load.

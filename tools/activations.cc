@@ -46,7 +46,7 @@ class VisitedCache : public models::KvCache {
   models::DenseKvCache dense_;
   const size_t row_elements_;
   const calibration::ActivationSource::Visitor& visit_;
-  std::vector<kernels::Bf16> k_, v_;  // of the layer that attends next
+  std::vector<kernels::Bf16> k_, v_;  // rows of the layer that attends next
 };
 
 calibration::ModelShape ShapeOf(const std::string& dir, const models::ModelConfig& config) {

@@ -23,7 +23,7 @@ class AttentionWeights {
   // One linear layer as it is stored.
   struct Projection {
     RawTensor weight;
-    std::optional<RawTensor> scale;  // of FP8 weights
+    std::optional<RawTensor> scale;  // scale of FP8 weights
     std::optional<RawTensor> bias;
     bool static_input_scale = false;  // FP8 activations have a fixed, measured scale
 

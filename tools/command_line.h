@@ -106,7 +106,7 @@ struct CalibrateCommand {
   bool value_hessian = false;  // adds feedback for values, from the model's o_proj
   int context = 1024;
   int tokens = 32768;
-  int head_dim = 128;  // of hadamard and naive
+  int head_dim = 128;  // used by hadamard and naive
   int threads = 0;
   std::optional<float> clip_k;  // overrides the method's clip
   std::optional<float> clip_v;
@@ -153,7 +153,7 @@ struct CommandLine {
   std::string tls_key_file;
   std::string tls_server_name;  // overrides the address's host
   std::string token_file;       // contains the tenant's token
-  double timeout_seconds = 10;  // of each call to crumbd
+  double timeout_seconds = 10;  // limit of each call to crumbd
   bool json = false;
   Command command;
 };

@@ -41,7 +41,7 @@ struct Bf16PartStatistics {
 struct TileReport {
   int layer = 0;
   int head = 0;
-  uint32_t sum_expected = 0;               // in the header
+  uint32_t sum_expected = 0;               // checksum in the header
   uint32_t sum_found = 0;                  // CRC-32C of the bytes
   std::array<Int2PartStatistics, 2> int2;  // K, V; set for INT2 fragments of a known shape
   std::array<Bf16PartStatistics, 2> bf16;  // K, V; set for BF16 fragments of a known shape

@@ -28,7 +28,7 @@ class ProgressBar {
 
   // Sets the part of the work that is done, 0 to 1. 1 ends the line.
   void Show(double done);
-  // Adds a part of the work to what is done.
+  // Adds a part of the work to the part that is done.
   void Add(double part);
   // Ends a line that was begun, if the work stopped before its end, so that later output does not
   // continue it.

@@ -14,7 +14,7 @@ namespace crumb::bench {
 
 struct Bf16AttentionParams {
   int batch = 1;
-  int tokens = 1;  // of every sequence
+  int tokens = 1;  // tokens of every sequence
   int kv_heads = 1;
   int q_heads = 1;                   // at most 16 per KV head
   int head_dim = 128;                // 128

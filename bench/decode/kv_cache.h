@@ -18,7 +18,7 @@
 // Random keys and values of a batch in one of two formats, and attention over them.
 namespace crumb::bench {
 
-inline constexpr int kHeadDim = 128;  // of all models that are measured
+inline constexpr int kHeadDim = 128;  // head_dim of all models that are measured
 
 class KvCache {
  public:

@@ -26,7 +26,7 @@ struct DeviceHitWorkload {
 
 struct DeviceHitResult {
   int pages = 0;              // pages that hit, all of them on the device
-  int rounds = 0;             // without the first three, which warm up
+  int rounds = 0;             // excludes the first three, which warm up
   double begin_ms_p50 = 0.0;  // time of the call of Begin
   double ready_ms_p50 = 0.0;  // time until attention of the first layer can run
   double ready_ms_p99 = 0.0;
@@ -38,8 +38,8 @@ struct PeerHitResult {
   int rounds = 0;     // each with a different prefix, without one that warms up
   int64_t bytes = 0;  // bytes of all tiles
   // The times below are medians, counted from the call of Begin.
-  double begin_ms = 0.0;        // until the call returns
-  double first_layer_ms = 0.0;  // until the first layer has arrived and is verified
+  double begin_ms = 0.0;        // time when the call returns
+  double first_layer_ms = 0.0;  // time when the first layer has arrived and is verified
   double all_layers_ms = 0.0;
   double gbps = 0.0;  // bytes over all_layers_ms
 };

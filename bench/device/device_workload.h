@@ -37,10 +37,10 @@ struct FetchResult {
   int64_t bytes = 0;
   double copy_gbps = 0.0;            // rate of one pinned copy of as many bytes
   double fetch_gbps = 0.0;           // rate until all layers have arrived
-  double begin_seconds = 0.0;        // until the call returns
-  double first_layer_seconds = 0.0;  // until the first layer has arrived and is verified
+  double begin_seconds = 0.0;        // time when the call returns
+  double first_layer_seconds = 0.0;  // time when the first layer has arrived and is verified
   double all_layers_seconds = 0.0;
-  // The same if the prompt's last tokens attend each layer as soon as it has arrived.
+  // The time if the prompt's last tokens attend each layer as soon as it has arrived.
   double first_attended_seconds = 0.0;
   double all_attended_seconds = 0.0;
 };
@@ -51,7 +51,7 @@ struct DecodeResult {
   double evict_seconds = 0.0;        // median of passes that evict a window of every sequence
   double mean_seconds = 0.0;         // mean of all passes, without waits between them
   double beside_load_seconds = 0.0;  // median while the prefix of another sequence is fetched
-  double load_seconds = 0.0;         // until that prefix has arrived
+  double load_seconds = 0.0;         // time when that prefix has arrived
   uint64_t published_pages = 0;
 };
 

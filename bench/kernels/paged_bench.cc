@@ -35,7 +35,7 @@ std::vector<int32_t> Permuted(int count, std::mt19937& random) {
 // The inputs on the host, from which expected outputs are computed.
 struct DequantizeData {
   std::vector<float> rotation;  // [kDim, kDim], the same for all matrices
-  float mean = 0.0f;            // of all rotated elements
+  float mean = 0.0f;            // mean of all rotated elements
   std::vector<int32_t> slot;    // per page: the slot of its tiles
   std::vector<int32_t> table;   // block table
 };

@@ -234,8 +234,8 @@ absl::Status BlockAttention::Attend(int layer, const BlockPool& pool, const Bloc
     CRUMB_ASSIGN_OR_RETURN(const Request request, RequestOf(pool, batch, i));
     if (request.tokens > 0) requests.push_back(request);
   }
-  // Engines share blocks as soon as their tokens are scheduled: a request may attend what another
-  // one, anywhere in the batch, completes in this step.
+  // Engines share blocks as soon as their tokens are scheduled: a request may attend blocks that
+  // another request, anywhere in the batch, completes in this step.
   for (const Request& request : requests) StoreShared(layer, pool, request, rows);
   for (const Request& request : requests) {
     CRUMB_RETURN_IF_ERROR(AttendRequest(layer, pool, request, rows));
@@ -243,8 +243,8 @@ absl::Status BlockAttention::Attend(int layer, const BlockPool& pool, const Bloc
   return absl::OkStatus();
 }
 
-// Stores what other requests may read: rows of the sink, and tiles of the windows that are complete
-// with this step.
+// Stores the blocks that other requests may read: rows of the sink, and tiles of the windows that
+// are complete with this step.
 void BlockAttention::StoreShared(int layer, const BlockPool& pool, const Request& request,
                                  const FreshRows& rows) const {
   StoreRows(pool, request, rows, request.begin, std::min(request.end, kPageTokens));

@@ -39,10 +39,10 @@ class GpuBatch final : public DeviceBatch {
   using Slots = std::vector<std::shared_ptr<const SlotRef>>;
   // The slots that a pass needs. Prepare takes them before it changes anything.
   struct PassSlots {
-    Slots sinks;       // for entries without a sink
-    Slots rings;       // for entries without rows of the pass's kind
-    Slots pages;       // for due windows that become INT2 pages
-    Slots bf16_pages;  // for due windows that become BF16 pages
+    Slots sinks;       // used by entries without a sink
+    Slots rings;       // used by entries without rows of the pass's kind
+    Slots pages;       // used by due windows that become INT2 pages
+    Slots bf16_pages;  // used by due windows that become BF16 pages
   };
 
   GpuBatch(const GpuWorkerParts& parts, const DeviceBatchOptions& options)

@@ -20,7 +20,7 @@ using cuda::BlockStatus;
 
 namespace {
 
-constexpr size_t kArrayAlignment = 256;  // of arrays in one allocation
+constexpr size_t kArrayAlignment = 256;  // alignment of arrays in one allocation
 
 // Takes arrays from one allocation. With a base of 0 it only counts the bytes.
 class ArrayTaker {

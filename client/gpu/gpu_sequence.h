@@ -61,7 +61,7 @@ class GpuSequence final : public DeviceSequence {
   // loads that are not yet known to be undamaged
   std::vector<std::shared_ptr<const PrefixLoad>> loads;
   std::shared_ptr<PublishLimit> line;
-  std::shared_ptr<WindowSample> sample;  // for a window that is evicted soon; usually null
+  std::shared_ptr<WindowSample> sample;  // sample of a window that is evicted soon; usually null
   bool joined = false;  // the stream of its first pass has waited for pages of other sequences
   int fresh = 0;        // tokens of the pass under way
   bool finished = false;

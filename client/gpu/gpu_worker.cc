@@ -19,7 +19,7 @@ using kernels::PageFormat;
 
 namespace {
 
-constexpr int kDraftSlotsMax = 7;     // of the decode kernel's 8 query tokens
+constexpr int kDraftSlotsMax = 7;     // the decode kernel has 8 query tokens
 constexpr int kEvictWindowsMin = 64;  // windows of one launch outside a pass
 constexpr int kSequencesMax = 1024;
 // Timeout for reserving pool slots for a prefix that is to be loaded; crumbd responds from memory.

@@ -49,7 +49,7 @@ class PrefixLoader final : public PageIntake {
     // Called with the undamaged pages of each load.
     std::function<void(const Keyspace&, std::vector<std::shared_ptr<const Page>>)> loaded;
     bool keeps_sums = false;  // `loaded` needs the pages' checksums
-    Duration slots_timeout;   // for requests of pool slots
+    Duration slots_timeout;   // limit of requests of pool slots
   };
   // Allows `loads` loads at once, of up to `pages_max` pages each. `kernel_layers` as in
   // DeviceWorkerOptions::load_kernel_layers.

@@ -39,7 +39,7 @@ struct Page {
   // CRC-32C of every tile, layer by layer, head by head, of a page that was fetched or evicted on a
   // device. Empty if the page is placed.
   std::vector<uint32_t> tile_sums;
-  // The same for a page in one fragment, in memory that `memory` owns; otherwise empty.
+  // Checksums of a page in one fragment, in memory that `memory` owns; otherwise empty.
   std::span<const uint32_t> fragment_sums;
   // If not null: sums() has the checksums of the first layers only, and this fetches the others.
   std::shared_ptr<DeferredChecksums> deferred_checksums;

@@ -42,7 +42,7 @@ class PromptKeyCache {
             std::span<const PageKey> keys);
 
   size_t prompts() const;
-  size_t tokens() const;  // of all cached prompts
+  size_t tokens() const;  // sum over all cached prompts
 
   static constexpr size_t kPromptsMax = 32;
 
@@ -50,7 +50,7 @@ class PromptKeyCache {
   struct Prompt {
     KeyspaceId keyspace;
     SharedTokens tokens;
-    std::vector<Digest> extra;  // without trailing zeros
+    std::vector<Digest> extra;  // excludes trailing zeros
     std::vector<PageKey> keys;
 
     bool SamePage(size_t page, std::span<const int32_t> of, std::span<const Digest> of_extra) const;

@@ -29,7 +29,7 @@ __device__ __forceinline__ void ArriveThreads(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Loads `p`; later reads see what other blocks wrote before they added to it.
+// Loads `p`; later reads see all writes that other blocks made before they added to it.
 __device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* p) {
   uint32_t x;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");

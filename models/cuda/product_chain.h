@@ -15,7 +15,7 @@ namespace crumb::models::cuda {
 enum class ProjectionOutput : uint8_t { kBf16, kF32 };
 
 struct ProjectionShape {
-  int rows = 1;     // of x and y
+  int rows = 1;     // rows of x and y
   int inputs = 1;   // a multiple of 8
   int outputs = 1;  // a multiple of 8
   ProjectionOutput output = ProjectionOutput::kBf16;
@@ -41,7 +41,7 @@ enum class ChainOutput : uint8_t {
 
 struct ChainProduct {
   int inputs = 32;  // a multiple of 32; at most 8,192 if the rows are normalised
-  int outputs = 1;  // of w; even for kGate
+  int outputs = 1;  // rows of w; even for kGate
   ChainOutput output = ChainOutput::kStore;
   float scale = 1.0f;
   const kernels::Bf16* x = nullptr;            // [rows, inputs], 16-byte aligned
@@ -56,7 +56,7 @@ inline constexpr int kChainProductsMax = 4;
 struct ProductChain {
   int rows = 1;  // up to kFewRows
   int count = 1;
-  float epsilon = 1e-6f;  // of RMSNorm
+  float epsilon = 1e-6f;  // epsilon of RMSNorm
   // A product reads outputs of previous products; only the first may read those of other kernels.
   ChainProduct products[kChainProductsMax];
   uint32_t* barrier = nullptr;  // device; zeroed when allocated; used by one chain at a time

@@ -18,7 +18,7 @@
 namespace crumb::models::cuda {
 
 // The functions of cuBLAS, which is loaded at first use: on machines without it, programs start and
-// report what is missing.
+// report the missing library.
 
 struct Cublas {
   decltype(&cublasCreate_v2) create = nullptr;
@@ -47,8 +47,8 @@ struct Cublas {
   decltype(&cublasLtMatmulPreferenceSetAttribute) lt_preference_set = nullptr;
 
   // Loads the library of the version with which this was built, by the search of the dynamic
-  // loader. It stays loaded. Returns null if there is none; `error` then names the library and what
-  // to do. Thread-safe.
+  // loader. It stays loaded. Returns null if there is none; `error` then names the library and the
+  // remedy. Thread-safe.
   static const Cublas* Load(std::string* error);
 };
 
@@ -57,7 +57,7 @@ struct Cublas {
 // current device. REQUIRES: calls run one after another, on one stream at a time. Not thread-safe.
 class Projections {
  public:
-  // Returns null if cuBLAS is missing; `error` then describes what to do.
+  // Returns null if cuBLAS is missing; `error` then describes the remedy.
   static std::unique_ptr<Projections> Open(std::string* error);
   ~Projections();
   Projections(const Projections&) = delete;

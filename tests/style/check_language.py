@@ -25,7 +25,7 @@ COMMENT = re.compile(r"(?:^|\s)(?://|#)\s?(.*)$")
 # Openings that leave the subject out. A question may begin with any of them.
 OPENING = re.compile(
     r"^((?i:of|for|what|whose|who|which|where|that|as)|The same|Once|None"
-    r"|by|at|from|with|without|until|while|since|under|behind|beside|between|on|in(?! \w+$))\b(?!.*\?$)")
+    r"|by|at|from|with|without|until|while|since|under|behind|beside|between|on|in(?! \w+([;,]|$)))\b(?!.*\?$)")
 WHAT = re.compile(r"(?<!`)\bwhat\b(?!`|\.\w|.*\?)", re.IGNORECASE)
 DOCSTRING = re.compile(r'(?:^|:\n)[ \t]*"""(.*?)"""', re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(r"(?<![\"'\w/])/\*(.*?)\*/", re.DOTALL)

@@ -121,7 +121,7 @@ class Lease {
 struct AcquireRequest {
   KeyspaceId keyspace;
   uint64_t generation = 0;        // generation of the keyspace, as OpenKeyspace returned it
-  std::span<const PageKey> keys;  // in prefix order, at most 16,384
+  std::span<const PageKey> keys;  // keys in prefix order, at most 16,384
   uint32_t first_page = 0;        // position of keys[0] in its sequence
   // key of the page at the last multiple of 32 not behind first_page; unused if first_page is 0
   PageKey run;
@@ -131,7 +131,8 @@ struct AcquireRequest {
   std::optional<TileRange> own;
   // prompt tokens behind the last full page, which crumbd counts in its metrics
   uint32_t window_tokens = 0;
-  Duration timeout = std::chrono::milliseconds(200);  // of the whole call, lower tiers included
+  // Limit of the whole call, including reads of lower tiers.
+  Duration timeout = std::chrono::milliseconds(200);
   // If not 0: the lease that another process of the same engine was granted for these keys. crumbd
   // looks nothing up, and this process holds the lease as well from then on. A lease that crumbd
   // does not know is a miss.

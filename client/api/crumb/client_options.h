@@ -33,12 +33,12 @@ struct ClientOptions {
   bool query_every_node = false;
   uint64_t staging_bytes = uint64_t{64} << 20;  // requested size; crumbd may grant less
 
-  Duration connect_timeout = std::chrono::seconds(1);  // for one attempt
-  Duration call_timeout = std::chrono::seconds(2);     // for calls without a timeout parameter
+  Duration connect_timeout = std::chrono::seconds(1);  // limit of one attempt
+  Duration call_timeout = std::chrono::seconds(2);     // limit of calls without a timeout parameter
   // after a lost connection; it doubles up to backoff_max
   Duration backoff_min = std::chrono::milliseconds(50);
   Duration backoff_max = std::chrono::seconds(5);
-  Duration counters_interval = std::chrono::seconds(1);  // between two reports of counters
+  Duration counters_interval = std::chrono::seconds(1);  // pause between reports of counters
 };
 
 }  // namespace crumb::client

@@ -18,7 +18,7 @@ class Device;
 // DeviceBlockLimits bound the steps of a DeviceBlockAttention and thereby its device memory, which
 // is allocated when it is opened: device_bytes().
 struct DeviceBlockLimits {
-  int requests = 256;  // of a step
+  int requests = 256;  // requests of a step
   int tokens = 8192;   // fresh tokens of a step
   int pages = 512;     // history blocks that a request attends
   // A request whose first recent block has this id takes no part in a step, as the padding of
@@ -29,7 +29,7 @@ struct DeviceBlockLimits {
 };
 
 // The sizes of a step that the host knows. They determine the grids; the tables in device memory
-// decide what is computed.
+// determine the work.
 struct BlockStepShape {
   int requests = 0;
   // The first `decodes` requests have one fresh token each, token i being request i's, or none.
@@ -49,8 +49,8 @@ struct BlockStepShape {
 // pool that Prepare is given.
 //
 // Errors of a step's tables are found by the device. The outputs of a request at fault are NaN, its
-// rows and its header are what they were, and history blocks that it would have completed hold
-// anything; other requests are computed. If query_start is not ascending from 0, all requests are
+// rows and its header are unchanged, and history blocks that it would have completed have undefined
+// contents; other requests are computed. If query_start is not ascending from 0, all requests are
 // at fault. TakeFault reports a fault when the kernels have run. Not thread-safe; steps run one
 // after another in the order of the stream.
 class DeviceBlockAttention {

@@ -155,9 +155,10 @@ class DeviceWorker {
       const WorkerOptions& options, const DeviceWorkerOptions& device_options, Client* client,
       Device& device);
 
-  // As Worker::Begin, Lead and Follow. When a call returns, cached pages are being copied to the
-  // device layer by layer, and a pass may begin at once. kResourceExhausted: there is no device
-  // memory for BF16 history, which the keyspace's state demands.
+  // These calls have the contracts of Worker::Begin, Lead and Follow. When a call returns, cached
+  // pages are being copied to the device layer by layer, and a pass may begin at once.
+  // kResourceExhausted: there is no device memory for BF16 history, which the keyspace's state
+  // demands.
   virtual absl::StatusOr<std::unique_ptr<DeviceSequence>> Begin(
       std::span<const int32_t> tokens, const SequenceOptions& options = {}) = 0;
   virtual absl::StatusOr<LedDeviceSequence> Lead(std::span<const int32_t> tokens,

@@ -36,8 +36,10 @@ struct SequenceOptions {
 // SequenceStats has the effect of the cache on one sequence so far.
 struct SequenceStats {
   int prompt_tokens = 0;
-  int hit_tokens_worker = 0;  // in pages of a live sequence of this worker
-  int hit_tokens_device = 0;  // in pages leased from crumbd, by the tier in which they were found
+  // Tokens of pages of a live sequence of this worker.
+  int hit_tokens_worker = 0;
+  // Tokens of pages leased from crumbd, by the tier in which they were found.
+  int hit_tokens_device = 0;
   int hit_tokens_host = 0;
   int hit_tokens_ssd = 0;
   int hit_tokens_remote = 0;

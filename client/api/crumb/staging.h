@@ -77,7 +77,7 @@ struct FragmentBytes {
   int page = 0;                // set by Get: index into the keys
   Tier tier = Tier::kUnknown;  // set by Get: the tier in which it was found
   FragmentHeader header;
-  std::string tiles;  // in the order layer by layer, head by head
+  std::string tiles;  // tiles layer by layer, head by head
 };
 
 // Receives the fragments that Get reads, one by one; key, keyspace and checksums were verified. Get

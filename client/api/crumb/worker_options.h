@@ -92,7 +92,7 @@ struct WorkerOptions {
   int part_pages = 256;
   size_t publish_queue_max = 1024;  // pages waiting to be published; further ones are dropped
   int publish_batch = 32;           // pages per Reserve and Commit
-  Duration publish_deadline = std::chrono::seconds(2);       // for one Reserve or Commit
+  Duration publish_deadline = std::chrono::seconds(2);       // limit of one Reserve or Commit
   Duration begin_deadline = std::chrono::milliseconds(200);  // default of SequenceOptions::deadline
 
   // Verifies the tile checksums of every n-th fetched page; 1 verifies all pages, 0 none. Headers

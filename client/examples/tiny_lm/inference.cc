@@ -18,7 +18,7 @@ namespace crumb::tiny_lm {
 namespace {
 
 constexpr int kDefaultGroupSizeMax = 128;
-constexpr int kAttempts = 3;  // at a prompt whose cached pages are damaged
+constexpr int kAttempts = 3;  // attempts at a prompt whose cached pages are damaged
 constexpr Duration kPublishTimeout = std::chrono::seconds(30);
 
 double SecondsSince(TimePoint start) {

@@ -14,7 +14,7 @@ namespace crumb::tiny_lm {
 // Comparison compares the worker's run with one with BF16 keys and values, token by token, over the
 // prompt tokens that the worker computes itself and the generated ones.
 struct Comparison {
-  int hit_tokens = 0;  // of the compared run, which may hit pages of the first run
+  int hit_tokens = 0;  // hits of the compared run, which may be pages of the first run
   models::LogitAgreement agreement;
 };
 
@@ -24,8 +24,8 @@ struct RunReport {
   int generated_tokens = 0;
   double ttft_seconds = 0;    // lookup, fetch and prefill, up to the first generated token
   double decode_seconds = 0;  // time for all further tokens
-  double history_bits_per_element = 0;  // in one history page
-  client::SequenceStats stats;          // at the end of the generation
+  double history_bits_per_element = 0;  // average over one history page
+  client::SequenceStats stats;          // statistics when the generation has ended
   uint64_t published_pages = 0;         // stored by crumbd or in the cache already
   uint64_t dropped_pages = 0;
   std::string store_state;  // "connected", "off", or why there is no connection

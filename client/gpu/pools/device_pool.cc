@@ -88,7 +88,7 @@ DevicePool::~DevicePool() {
     session->ReleaseLater(stock);
     session->Leave();
   }
-  link_.StopListening(this);  // from now on the client can join the pool again
+  link_.StopListening(this);  // the client can join the pool again afterwards
 }
 
 void DevicePool::HoldBlanks(std::span<const uint64_t> slots,
@@ -179,7 +179,7 @@ void DevicePool::EndUseOf(uint64_t slot) {
   if (held_by == nullptr) return;
   if (blank && held_by == session_ && !stopping_ &&
       stock_.size() < static_cast<size_t>(options_.blank_slots)) {
-    stock_.push_back(slot);  // for the next caller
+    stock_.push_back(slot);  // the next caller takes it
     changed_.NotifyAll();
   } else {
     held_by->ReleaseLater(std::span(&slot, 1));

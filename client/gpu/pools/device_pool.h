@@ -36,7 +36,7 @@ struct DevicePoolOptions {
   // Size of the address range to which handles are mapped.
   uint64_t range_bytes = uint64_t{1} << 40;
   int blank_slots = 64;  // blank slots kept ready; 0: the pool is only read
-  Duration call_timeout = std::chrono::seconds(2);  // for calls in the background
+  Duration call_timeout = std::chrono::seconds(2);  // limit of calls in the background
 };
 
 struct DevicePoolStats {
@@ -202,7 +202,7 @@ class DevicePool final : private PoolListener {
   TimePoint retry_at_;
   Duration retry_after_ = kRetryMin;
   bool failure_logged_ = false;
-  bool device_full_ = false;  // until the pool is joined again
+  bool device_full_ = false;  // reset when the pool is joined again
   // sessions of lost connections that are not settled yet
   std::deque<std::shared_ptr<PoolSession>> former_;
 

@@ -44,7 +44,7 @@ absl::Status SlotPool::Provide() {
 absl::StatusOr<bool> SlotPool::WaitForUsers(std::span<const PassRef> users, DeviceStream stream,
                                             std::vector<PassRef>* waited) {
   for (const PassRef& user : users) {
-    if (user.timeline->stream() == stream) continue;  // in order already
+    if (user.timeline->stream() == stream) continue;  // the stream keeps the order
     const auto known = std::find_if(waited->begin(), waited->end(), [&](const PassRef& moment) {
       return moment.timeline == user.timeline;
     });
