@@ -18,7 +18,7 @@ void HostOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("bytes_max", bytes_max, "host memory for pages, taken at start");
   visitor.Field("slab_bytes", slab_bytes, "size of one memory file that workers map");
   visitor.Field("huge_pages", huge_pages, "take 2 MiB pages when the system has reserved them");
-  visitor.Field("policy", policy, "which pages leave first: default, lru, fifo, s3fifo");
+  visitor.Field("policy", policy, "order of eviction: default, lru, fifo, s3fifo");
   visitor.Field("let_go_timeout", let_go_timeout,
                 "with tenants.shared_memory own: how long processes may keep a slab that they were "
                 "requested to unmap before its memory is taken from them");
@@ -38,9 +38,9 @@ void SsdOptions::Visit(ConfigVisitor& visitor) {
       "fragments_max", fragments_max,
       "fragments on SSD, one a page or more: the index takes some 560 bytes of memory for "
       "each; beyond it pages leave as they do when bytes_max is reached");
-  visitor.Field("policy", policy, "which pages leave first: default, lru, fifo, s3fifo");
+  visitor.Field("policy", policy, "order of eviction: default, lru, fifo, s3fifo");
   visitor.Field("admission", admission,
-                "which pages are written: all, or those read again in host memory (second_hit)");
+                "pages to write: all, or those read again in host memory (second_hit)");
   visitor.Field("io_threads", io_threads,
                 "reads under way at a time; with tenants those of one tenant, and one more runs");
   visitor.Field("write_queue_pages_max", write_queue_pages_max,
@@ -54,7 +54,7 @@ void SsdOptions::Visit(ConfigVisitor& visitor) {
 }
 
 void DeviceOptions::Visit(ConfigVisitor& visitor) {
-  visitor.Field("policy", policy, "which pages leave first: default, lru, fifo, s3fifo");
+  visitor.Field("policy", policy, "order of eviction: default, lru, fifo, s3fifo");
   visitor.Field("demotions_max", demotions_max,
                 "slots of one device pool that workers copy down at a time; beyond that, pages "
                 "whose slots are needed are dropped");

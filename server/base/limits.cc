@@ -71,7 +71,7 @@ void SessionLimits::Visit(ConfigVisitor& visitor) {
                 "accepted until some are closed.");
   visitor.Field("unread_descriptors_max", unread_descriptors_max,
                 "Descriptors in messages that processes have not read yet; a user or tenant may "
-                "have half of what others leave. 0: half of the limit of open files "
+                "have half of those that others do not have. 0: half of the limit of open files "
                 "(RLIMIT_NOFILE) at start.");
   visitor.Field("staging_bytes_max", staging_bytes_max, "Staging memory of one session.");
   visitor.Field("staging_total_bytes_max", staging_total_bytes_max,
@@ -121,7 +121,8 @@ void Limits::VisitCalls(ConfigVisitor& visitor) {
       "would be more.");
   visitor.Field("release_leases_max", release_leases_max, "Leases in one Release.");
   visitor.Field("prefetches_max", prefetches_max, "Prefetch calls whose pages are on their way.");
-  visitor.Field("tenant_prefetches_max", tenant_prefetches_max, "The same of one tenant.");
+  visitor.Field("tenant_prefetches_max", tenant_prefetches_max,
+                "Prefetch calls in progress of one tenant.");
   visitor.Field(
       "device_sums_bytes_max", device_sums_bytes_max,
       "Headers with checksums in one response about pages on devices, which peers' pages need; "
@@ -151,7 +152,8 @@ void Limits::VisitEvents(ConfigVisitor& visitor) {
                 "bytes.");
   visitor.Field("durable_waits_max", durable_waits_max,
                 "Committed fragments, by session, that get a notice once they are durable.");
-  visitor.Field("durable_waits_per_page_max", durable_waits_per_page_max, "The same of one page.");
+  visitor.Field("durable_waits_per_page_max", durable_waits_per_page_max,
+                "Committed fragments of one page that wait for such a notice.");
   visitor.Field("notices_max", notices_max,
                 "Notices waiting for one session stream; more are dropped.");
 }

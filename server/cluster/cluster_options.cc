@@ -77,8 +77,8 @@ void ClusterOptions::VisitMembership(ConfigVisitor& visitor) {
                 "Longest time that a start waits for the drops of other nodes, and after which a "
                 "node that responds without its records makes pages withheld.");
   visitor.Field("serve_unsynced", serve_unsynced,
-                "Serve pages of before the start although no other node, nor etcd, has sent what "
-                "was dropped meanwhile.");
+                "Serve pages from before the start although neither another node nor etcd has "
+                "sent the drops of the time in between.");
   visitor.Field("nodes_max", nodes_max, "Nodes of a view; more are refused.");
   visitor.Field("connect_ahead", connect_ahead,
                 "While there are at most so many other nodes, each is connected to when it joins; "
@@ -99,9 +99,9 @@ void ClusterOptions::VisitTransfers(ConfigVisitor& visitor) {
                 "Pages waiting to be offered to their homes; more are dropped.");
   visitor.Field("push_batch_pages", push_batch_pages, "Pages offered in one call.");
   visitor.Field("pushes_max", pushes_max, "Offers to one node at once.");
-  visitor.Field("push_deadline", push_deadline, "Time for a home to fetch what it was offered.");
+  visitor.Field("push_deadline", push_deadline, "Time for a home to fetch offered pages.");
   visitor.Field("push_attempts", push_attempts,
-                "Offers of a page to a home; what it has not taken then is dropped.");
+                "Offers of a page to a home; a page that it has not taken then is dropped.");
   visitor.Field("push_retry", push_retry,
                 "Pause before the second one; each is twice the one before.");
   visitor.Field("directory_pages_max", directory_pages_max,

@@ -25,8 +25,8 @@ void PoolOptions::Visit(ConfigVisitor& visitor) {
                 "How long a pool and its pages are kept that no process takes part in. A starting "
                 "worker of the same tenant that needs the memory ends it at once.");
   visitor.Field("keep_from_others", keep_from_others,
-                "How long such a pool is kept when another tenant needs its memory, or what it "
-                "takes of pools_max, slots_max and descriptors_max.");
+                "How long such a pool is kept when another tenant needs its memory, or its part "
+                "of pools_max, slots_max and descriptors_max.");
 }
 
 absl::Status PoolOptions::Validate() const {

@@ -13,10 +13,10 @@ void TenantOptions::Visit(ConfigVisitor& visitor) {
                 "own: slabs that hold only pages of their tenant, at least one for each tenant. "
                 "all: every slab, including pages of other tenants.");
   visitor.Field("tenants_max", tenants_max, "Tenants, and so labels of metrics.");
-  visitor.Field(
-      "part_max_percent", part_max_percent,
-      "Percent of what other tenants leave of a bounded resource (streams, sessions, queue "
-      "places, memory kept by leases and pins, keyspaces) that one tenant may take.");
+  visitor.Field("part_max_percent", part_max_percent,
+                "Percentage that one tenant may take of the part of a bounded resource (streams, "
+                "sessions, queue places, memory kept by leases and pins, keyspaces) that other "
+                "tenants do not use.");
   visitor.Field("reload_interval", reload_interval, "Time between looks at the file.");
 }
 
