@@ -169,7 +169,7 @@ TEST_F(CallSocketsTest, CallsInProgressOutliveTheirSocketAndAreWaitedFor) {
   store_.AnswerHeld();
   stopper.Join();
   EXPECT_TRUE(IsClosed(other.socket.get()));
-  EXPECT_EQ(leases(), 0u);  // of a response that could not be sent
+  EXPECT_EQ(leases(), 0u);  // the response could not be sent
 }
 
 TEST_F(CallSocketsTest, SocketsComeAndGoWhileOthersAsk) {
@@ -193,7 +193,7 @@ TEST_F(CallSocketsTest, SocketsComeAndGoWhileOthersAsk) {
   done = true;
   closing.Join();
   calls_->Stop();
-  sessions_.End(other);  // with leases whose answers it did not read
+  sessions_.End(other);  // it holds leases whose responses it did not read
   EXPECT_EQ(leases(), 0u);
 }
 

@@ -154,7 +154,7 @@ TEST_F(LeaseCallsTest, AnotherSessionOfTheEngineJoinsALease) {
   EXPECT_EQ(joined.hit_pages(), 3u);
   EXPECT_EQ(joined.fragments().SerializeAsString(), leased.fragments().SerializeAsString());
   EXPECT_EQ(AllTokens(), tokens);
-  EXPECT_EQ(leader->engine().pages(), 3u);  // of the budget, once
+  EXPECT_EQ(leader->engine().pages(), 3u);  // counted once in the budget
 
   ASSERT_TRUE(Run(stranger, join, &joined).ok());
   EXPECT_EQ(joined.hit_pages(), 0u);

@@ -312,11 +312,11 @@ TEST_F(StagingCallsTest, WritersOfADuplicateAreToldToo) {
   EXPECT_TRUE(others->Take().has_value()) << "the page is durable already";
 }
 
-// A process that changes its header while crumbd looks at it gets in what was checked, or nothing.
+// A process that changes its header while crumbd checks it commits the checked header or nothing.
 TEST_F(StagingCallsTest, TheHeaderIsTakenOnce) {
   // On one core the header is the wrong one for whole time slices, so trials are not counted.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  constexpr int kStoredMax = 200;  // of the store's 256 slots
+  constexpr int kStoredMax = 200;  // the store has 256 slots
   const uint64_t offset = ReserveOne();
   std::vector<std::byte> right = Fragment(Key(7));
   FragmentHeader header = *DecodeFragmentHeader(std::span(right).subspan(tiles_bytes()));
@@ -375,7 +375,7 @@ TEST_F(StagingCallsTest, ASmallCommitDoesNotWaitForAllOfAnotherTenantsLargeOne) 
   for (int i = 0; i < kMany; ++i) offsets.push_back(ReserveOne());
   keyspace_ = keyspaces_->OpenKeyspace({{{"model", "tiny"}}, kGeometry, "large"}).value();
   v1::CommitResponse large;
-  std::vector<std::string> ended;  // by the one commit thread, in this order
+  std::vector<std::string> ended;  // tenants in the order of the one commit thread
   std::promise<void> both;
   const auto end = [&](const std::string& name, const absl::Status& status) {
     EXPECT_TRUE(status.ok());
@@ -413,7 +413,7 @@ TEST_F(CommitQueueTest, OverTheBoundTheAnswerComesAtOnce) {
   std::promise<void> release;
   std::promise<void> running;
   std::future<void> runs = running.get_future();
-  // Holds what it waits for: the test may be over before it wakes.
+  // The task owns the objects that it waits for: the test may be over before it wakes.
   commits_.Submit([&running, released = release.get_future().share()] {
     running.set_value();
     released.wait();

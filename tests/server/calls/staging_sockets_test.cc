@@ -186,7 +186,7 @@ TEST_F(StagingSocketsTest, BoundsAreThoseOfTheCallsOverGrpc) {
 }
 
 TEST_F(StagingSocketsTest, AFullCommitQueueRefusesAndFreesTheRoom) {
-  commits_.Stop();  // it refuses what is submitted
+  commits_.Stop();  // it refuses later tasks
   Start();
   const std::vector<uint64_t> offsets = Reserved(1, 1);
   Ask(CommitCall(2, offsets));

@@ -83,7 +83,7 @@ TEST_F(BreakerTest, WhoAnswersAndDoesNotDeliverIsSilent) {
   EXPECT_EQ(breaker_.state(), Breaker::State::kClosed);
   ask(false);
   EXPECT_EQ(breaker_.state(), Breaker::State::kOpen);
-  breaker_.Note(absl::OkStatus());  // of a call that was under way
+  breaker_.Note(absl::OkStatus());  // a call that was in progress ends
   EXPECT_FALSE(breaker_.Allow());
   // The probe delivers nothing either.
   clock_.Advance(std::chrono::seconds(2));

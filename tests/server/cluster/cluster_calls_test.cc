@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Lookup, Prefetch, Pin, Get and Put in a cluster of three crumbds of one process: what one node's
-// workers published is found, named and brought by calls to another.
+// Lookup, Prefetch, Pin, Get and Put in a cluster of three crumbds of one process: calls to one
+// node find, name and fetch the pages that another node's workers published.
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -80,7 +80,7 @@ INSTANTIATE_TEST_SUITE_P(Planes, ClusterCallsTest, testing::Bool(),
 
 TEST_P(ClusterCallsTest, LookupNamesTheNodesThatHaveWhatThisOneLacks) {
   Publish();
-  const double came_before = Series(1, "crumb_pulled_pages_total");  // as their home
+  const double came_before = Series(1, "crumb_pulled_pages_total");  // the node is their home
   const std::set<std::string> others = {nodes_.IdOf(0), nodes_.IdOf(2)};
   int remote = 0;
   int here_alone = 0;

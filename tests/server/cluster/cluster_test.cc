@@ -57,7 +57,7 @@ TEST_P(ClusterTest, APageCommittedOnOneNodeIsHitOnAnother) {
       EXPECT_THAT(tiers, Each(v1::TIER_HOST));
     }
   }
-  // Two of three nodes did not have what a third is home of; some of it the writer.
+  // Two of three nodes lacked a third of the pages, and the writer lacked some.
   EXPECT_GT(remote, 40);
 }
 
@@ -117,7 +117,7 @@ TEST(ClusterKillTest, ADeadNodeCostsItsShareOnlyAndTheRestGoesOn) {
   // 24 runs over three equal homes: each has some, with a chance of 1 in 5,000 otherwise.
   EXPECT_GE(hits, 8);
   EXPECT_LT(hits, 24);
-  // It comes back warm: what it has on SSD counts again.
+  // It comes back warm: the pages on its SSD count again.
   nodes.Start(0);
   EXPECT_EQ(nodes.IdOf(0), dead);
   ASSERT_TRUE(nodes.WaitForView(3));
@@ -146,7 +146,7 @@ TEST(ClusterDropTest, WhatWasDroppedStaysDroppedOnANodeThatWasAway) {
     ASSERT_TRUE(other->stub().DropKeyspace(other->Context().get(), drop, &dropped).ok());
     EXPECT_EQ(dropped.generation(), 2u);
   }
-  nodes.Start(2);  // with the pages on its SSD
+  nodes.Start(2);  // its SSD has the pages
   for (int node = 0; node < 3; ++node) {
     EXPECT_TRUE(Eventually([&] {
       auto client = nodes.Connect(node);

@@ -16,7 +16,7 @@ namespace crumb::server {
 class EtcdProcess {
  public:
   struct Settings {
-    int64_t quota_bytes = 0;  // of its database; 0: etcd's default
+    int64_t quota_bytes = 0;  // limit of its database; 0: etcd's default
     // TLS for clients; empty: none. A set `ca`: clients need a certificate that it signed.
     std::string cert;
     std::string key;

@@ -7,7 +7,7 @@
 namespace crumb::server {
 namespace {
 
-// As of offers whose pages are all here already: several of one node end in any order.
+// Holds of 0 pages, as for offers whose pages the home has: several of one node end in any order.
 TEST(PartyBudgetTest, HoldsOfNothingMayOverlap) {
   PartyBudget budget(4);
   auto first = budget.Take("peer", 0);

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What one node may take of another: requests at and beyond their bounds, below gRPC.
+// Limits of the resources that one node takes of another: requests at and beyond them, below gRPC.
 #include "server/cluster/peer_calls.h"
 
 #include <gmock/gmock.h>
@@ -142,7 +142,7 @@ class PeerCallsTest : public CallFixture {
       4};
   PartyBudget push_pages_{4};
   HolderDirectory holders_{1 << 16};
-  // The same calls of a node with another policy for offers.
+  // Returns the calls of a node with another policy for offers.
   PeerCallContext With(PushPolicy policy) const {
     return {calls_.clock,     calls_.store,
             calls_.keyspaces, calls_.peers,
@@ -229,7 +229,7 @@ TEST_F(PeerCallsTest, OneNodeCannotTakeAllLeasesOfPeers) {
   std::vector<uint64_t> leases;
   for (int i = 0; i < 8; ++i) {
     ASSERT_TRUE(Acquire(Request("peer", {Keys(0, 1)}), &response).ok());
-    EXPECT_EQ(response.hit_pages(0), 1u);  // as without a lease
+    EXPECT_EQ(response.hit_pages(0), 1u);  // the same as without a lease
     if (response.lease() != 0) leases.push_back(response.lease());
   }
   EXPECT_EQ(leases.size(), 3u);

@@ -27,7 +27,7 @@ class PeerStarvationTest : public testing::Test {
     EXPECT_TRUE(nodes_.WaitForView(2));
     worker_ = nodes_.Connect(0);
     EXPECT_EQ(sequence_.Commit(*worker_), kPages);
-    // Node 0 keeps what it is home of; the pages below are leased from those.
+    // Node 0 keeps the pages that it is home of; the pages below are leased from those.
     EXPECT_TRUE(Eventually([&] { return Series("crumb_push_queue_pages") == 0; }));
   }
   static TestNodes::Settings Settings() {

@@ -143,7 +143,7 @@ class FakePeer : public Peer {
   std::atomic<bool> hold_fetches{false};
   std::atomic<size_t> late_behind{SIZE_MAX};  // pages of a fetch that come in time
   uint32_t tile_bytes = 0;
-  PageKey corrupt;  // of which another page comes
+  PageKey corrupt;  // a page in whose place another one is sent
   Mutex mutex;
   std::vector<Callback<v1::PeerAcquireResponse>> held ABSL_GUARDED_BY(mutex);
   std::vector<std::function<void()>> held_fetches ABSL_GUARDED_BY(mutex);

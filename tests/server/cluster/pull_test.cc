@@ -355,7 +355,7 @@ TEST_F(PullTest, RunsAreFoundFromPositionParentAndRoot) {
   FragmentHeader header;
   header.keyspace = keyspace_->id;
   header.key = Key(0);
-  EXPECT_EQ(runs.Find(header), Key(0));  // without parent: the first
+  EXPECT_EQ(runs.Find(header), Key(0));  // has no parent, so it is the first
   header.key = Key(64);
   header.parent = Key(63);
   header.position = 65;

@@ -47,7 +47,7 @@ Answer FailedAll(const v1::PeerPushRequest& request, v1::MissReason reason) {
   return response;
 }
 
-// A home. Remembers what it was offered and has taken.
+// A home that records the pages that it was offered and has taken.
 class Home : public Peer {
  public:
   Home(const std::string& id, const Breaker::Options& breaker)
@@ -163,7 +163,7 @@ class PusherTest : public CallFixture {
   FragmentHeader Header(int number) const {
     FragmentHeader header;
     header.keyspace = keyspace_->id;
-    header.key = Key(number);  // without parent: begins a run
+    header.key = Key(number);  // begins a run, because it has no parent
     header.range = kGeometry.all_tiles();
     header.tile_bytes = kGeometry.int2_tile_bytes();
     return header;
@@ -214,7 +214,7 @@ TEST_F(PusherTest, EveryPageEndsInOneCountWhateverHomesDo) {
         case 2:
           return absl::ResourceExhaustedError("at a bound");
         case 3:
-          response.set_failed(keys);  // without saying which
+          response.set_failed(keys);  // does not name them
           return response;
         case 4:
           return FailedAll(
@@ -249,7 +249,7 @@ TEST_F(PusherTest, PagesOfRangesThatTakeTurnsGoInBatchesOfTheirRange) {
   options_.batch_pages = 10;
   View({"a"});
   homes_["a"]->Hold();
-  std::map<int, std::vector<PageKey>> order;  // by the first head
+  std::map<int, std::vector<PageKey>> order;  // keyed by the first head
   Mutex mutex;
   size_t largest = 0;
   homes_["a"]->Behave([&](const v1::PeerPushRequest& request) {
@@ -431,7 +431,7 @@ TEST_F(PusherTest, HomesHearOfCopiesInOffersOfTheirOwn) {
   View({"a"});
   homes_["a"]->Hold();
   Mutex mutex;
-  std::map<bool, size_t> pages;  // by note_only
+  std::map<bool, size_t> pages;  // keyed by note_only
   std::vector<bool> leaving;
   homes_["a"]->Behave([&](const v1::PeerPushRequest& request) {
     MutexLock lock(&mutex);

@@ -88,7 +88,7 @@ TestNodes::Settings TwoNodes() {
   return settings;
 }
 
-// Together 4.9 MB, above what one message carries.
+// The records have 4.9 MB together, more than one message carries.
 void OpenManyLong(TestClient& client) {
   for (int i = 0; i < 81; ++i) OpenLong(client, "long-" + std::to_string(i), 60'000);
 }
@@ -232,7 +232,7 @@ TEST(RecordExchangeTest, ANodeThatCouldNotHearOfDropsSaysSoAndServesNothing) {
     std::vector<std::vector<std::byte>> fragments;
     ASSERT_TRUE(client->Get(sequence.Keys(), &fragments, &reason).ok());
     EXPECT_TRUE(fragments.empty());
-    // Once it arrives, pages are served again.
+    // Pages are served again after it arrives.
     peer.failing = false;
     EXPECT_TRUE(Eventually([&] { return sequence.Read(*client, nullptr, nullptr, 100) == 4; }));
     EXPECT_EQ(nodes.ListNodes(0).trouble(), "");

@@ -18,8 +18,8 @@ struct DiskState {
   std::set<PageKey> pages;
 };
 
-// A store whose pages and records are on a disk. Notes what the disk has after each write, which is
-// what a crash at that point leaves behind.
+// A store whose pages and records are on a disk. It keeps a copy of the disk after each write,
+// which is the state after a crash at that point.
 class DiskStore final : public MemoryStore {
  public:
   explicit DiskStore(const DiskState& disk)
@@ -138,7 +138,7 @@ TEST_F(RecordMergerTest, ADeletionThatIsNotDurableIsNotTakenOver) {
 }
 
 TEST_F(RecordMergerTest, PagesWithoutARecordGoBeforeTheirKeyspaceIsOpened) {
-  disk_.records.clear();  // as after damage to it
+  disk_.records.clear();  // simulates damage
   Node node(disk_);
   ASSERT_TRUE(node.Merge(id_, theirs_).ok());
   EXPECT_TRUE(node.store.disk().pages.empty());

@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // Crumbds of one process whose homes keep no copies (cluster.push: reused): readers are referred to
-// the nodes that have pages, and what leaves, restarts or dies costs no more than it alone held.
+// the nodes that have pages, and a node that leaves, restarts or dies costs only the pages that it
+// alone held.
 #include <algorithm>
 
 #include "gmock/gmock.h"

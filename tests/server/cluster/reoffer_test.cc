@@ -14,7 +14,7 @@
 namespace crumb::server {
 namespace {
 
-// A home that notes what it is told.
+// A home that records the offers that it receives.
 class NotingHome final : public Peer {
  public:
   NotingHome(const std::string& id, const std::string& incarnation)
@@ -128,7 +128,7 @@ TEST_F(ReofferTest, NewHomesHearOfTheirPagesAndOthersOfNone) {
   EXPECT_EQ(a->heard(), PagesOf("a"));
   EXPECT_FALSE(a->heard().empty());
   const std::multiset<PageKey> told = a->heard();
-  // A node that comes: only what is its own now.
+  // A new node receives only its own pages.
   const auto b = std::make_shared<NotingHome>("b", "1");
   Nodes({a, b});
   ASSERT_TRUE(Walked(2));

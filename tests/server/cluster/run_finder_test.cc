@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Runs of pages whose parents are what a writer says: chains, rings, and chains without an end.
-// What it costs is counted in looks at the store.
+// Runs of pages whose parents a writer chooses: chains, rings, and endless chains. The cost is
+// counted in reads of the store.
 #include "server/cluster/run_finder.h"
 
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ class RunFinderTest : public CallFixture {
       store_of_parents_.parents[Key(page)] = page == first ? PageKey{} : Key(page - 1);
     }
   }
-  // The same, with the last one as the parent of the first.
+  // Adds a ring: a chain whose last page is the parent of the first.
   void AddRing(int first, int length) {
     AddChain(first, length);
     store_of_parents_.parents[Key(first)] = Key(first + length - 1);

@@ -75,7 +75,7 @@ TestNodes::TestNodes(const Settings& settings) : settings_(settings) {
     settings.change(i, options);
   }
   daemons_.resize(static_cast<size_t>(settings.count));
-  // At once: a node waits at its start for what others know.
+  // All nodes start at once, because a node waits at its start for the records of others.
   std::vector<std::thread> starting;
   for (int i = 0; i < settings.count; ++i) starting.emplace_back([this, i] { Start(i); });
   for (std::thread& thread : starting) thread.join();

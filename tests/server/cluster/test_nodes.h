@@ -62,7 +62,7 @@ class TestSequence {
   std::vector<std::byte> Fragment(const TestClient& client, int page) const;
   // Commits all pages; how many were stored.
   int Commit(TestClient& client) const;
-  // Leases what there is, checks every byte of it, gives it back. -1: a wrong byte.
+  // Leases the pages that exist, checks every byte of them, and releases them. -1: a wrong byte.
   int Read(TestClient& client, std::vector<v1::Tier>* tiers = nullptr,
            v1::MissReason* reason = nullptr, uint32_t wait_ms = 2000) const;
 

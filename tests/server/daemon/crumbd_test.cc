@@ -44,7 +44,7 @@ class CrumbdTest : public testing::Test {
     return text.str();
   }
 
-  // Starts the program; what it prints goes to output().
+  // Starts the program, whose output goes to output().
   void Start(std::vector<std::string> arguments) {
     pid_ = ::fork();
     if (pid_ != 0) return;

@@ -66,7 +66,7 @@ TEST_F(DeletionEpochsTest, NothingIsKnownFromADamagedFile) {
   }
 }
 
-// As on a full disk.
+// Simulates a full disk.
 TEST_F(DeletionEpochsTest, WithoutTheFileTheNextOneKnowsNothing) {
   const auto first = Start();
   std::filesystem::create_directory(path_ + ".tmp." +

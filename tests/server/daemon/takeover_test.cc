@@ -90,7 +90,7 @@ TEST_F(TakeoverTest, HandsOverImageAndSlabsInOrder) {
     ASSERT_EQ(::fstat(taken->memory->slabs[i].get(), &status), 0);
     EXPECT_EQ(status.st_size, static_cast<off_t>(4096 + i));
   }
-  // The predecessor's end is what a confirmation waits for; here its socket stays open.
+  // A confirmation waits for the predecessor's end; here its socket stays open.
   EXPECT_TRUE(absl::IsDeadlineExceeded(ConfirmTakeover(*std::move(taken), milliseconds(50))));
   const auto pid = handed.get();
   ASSERT_TRUE(pid.ok()) << pid.status();
@@ -114,7 +114,7 @@ TEST_F(TakeoverTest, RefusesWhoeverMayNotAndGoesOn) {
   other.store.ssd.path.clear();
   EXPECT_TRUE(absl::IsFailedPrecondition(TakeOver(other, seconds(60)).status()));
   EXPECT_FALSE(listener_->TakeSuccessor().valid());
-  // The same folder written otherwise is the same, and a newer reader reads this.
+  // Another path of the same folder is accepted, and a newer reader can read this image.
   request.set_image_version(storage::kHostImageVersion + 5);
   request.set_ssd_path(folder_.path() + "/./x/../ssd");
   EXPECT_EQ(AnswerTo(request.SerializeAsString()), "");

@@ -72,7 +72,7 @@ TEST_F(DeviceCallsTest, BoundsPoolsAndHandles) {
   const std::string pool = Join(session, false);  // 'd' is there
   v1::PoolRequest offer;
   offer.mutable_offer()->set_pool(pool);
-  EXPECT_EQ(Code(session, offer), kInvalid);  // without a descriptor
+  EXPECT_EQ(Code(session, offer), kInvalid);  // has no descriptor
   for (int i = 0; i < 8; ++i) EXPECT_EQ(Code(session, offer, OneFd()), 0u);
   EXPECT_EQ(Code(session, offer, OneFd()), kExhausted);
   EXPECT_EQ(metrics_.rejected[static_cast<size_t>(Rejection::kDevicePools)].value(), 1u);
@@ -94,7 +94,7 @@ TEST_F(DeviceCallsTest, BoundsSlotsOfAllPools) {
   offer.mutable_offer()->set_pool(vast.response.pool());
   EXPECT_EQ(Code(session, offer, OneFd()), kExhausted);
   EXPECT_EQ(metrics_.rejected[static_cast<size_t>(Rejection::kDeviceSlots)].value(), 1u);
-  // Pools share the bound, which is of places: what lies before a handle counts.
+  // Pools share the bound, which counts places: those before a handle count too.
   join.mutable_join()->set_slot_bytes(kHandleBytes / (kSlotsMax / 4));
   join.mutable_join()->set_handle_bytes(kHandleBytes);
   const UniqueFd roster = CreateRoster().value();
@@ -131,7 +131,7 @@ TEST_F(DeviceCallsTest, APoolGrowsNoLargerThanItsWorkersWant) {
   EXPECT_EQ(Code(session, offer, OneFd()), kExhausted);
 }
 
-// Two workers had slots of a pool; until both are back, what neither claimed stays unused.
+// Two workers had slots of a pool; until both are back, slots that neither claimed stay unused.
 TEST_F(DeviceCallsTest, ARecoveredPoolWaitsForEverybodyInItsRoster) {
   const UniqueFd roster = CreateRoster().value();
   const auto ann_mark = RosterMark::Take(roster.get()).value();
@@ -140,7 +140,7 @@ TEST_F(DeviceCallsTest, ARecoveredPoolWaitsForEverybodyInItsRoster) {
   const auto ann = OpenSession();
   v1::PoolRequest join = JoinRequest();
   join.mutable_join()->set_pool(pool);
-  EXPECT_EQ(Code(ann, join), kInvalid);  // without the roster
+  EXPECT_EQ(Code(ann, join), kInvalid);  // has no roster
   std::vector<UniqueFd> fds;
   fds.push_back(UniqueFd(::fcntl(roster.get(), F_DUPFD_CLOEXEC, 0)));
   ASSERT_EQ(Code(ann, join, std::move(fds)), 0u);
@@ -158,7 +158,7 @@ TEST_F(DeviceCallsTest, ARecoveredPoolWaitsForEverybodyInItsRoster) {
   claim.add_headers(Header(0));
   claim.add_slots(first + 1);
   claim.add_headers("");
-  claim.add_slots(0);  // in a handle that is not there
+  claim.add_slots(0);  // its handle does not exist
   claim.add_headers("");
   v1::ClaimSlotsResponse claimed;
   ASSERT_TRUE(ClaimSlots(context_, *ann, claim, &claimed).ok());
@@ -193,7 +193,8 @@ TEST_F(DeviceCallsTest, ALostSessionKeepsWhatIsUsedOnly) {
   EXPECT_THAT(Reserve(*session, pool, 4, 2), SizeIs(0));
   EXPECT_THAT(Reserve(*session, pool, 4, 3), SizeIs(0));
   EXPECT_EQ(tier_.HeldBy(1, session->token().slot()), 2u);
-  // The process's next session has what was free; the former lets go when its work is done.
+  // The process's next session has the slots that were free; the former releases its slots when its
+  // work is done.
   const auto next = OpenSession();
   Join(next, false);
   EXPECT_THAT(Reserve(*next, pool, 4, 1), SizeIs(4));
@@ -220,7 +221,7 @@ std::vector<UniqueFd> LeasedRoster() {
   std::vector<UniqueFd> fds;
   fds.emplace_back(
       ::open(("/proc/self/fd/" + std::to_string(roster.get())).c_str(), O_RDONLY | O_CLOEXEC));
-  return fds;  // of a file that has no writer any more
+  return fds;  // its file has no writer any more
 }
 
 TEST_F(DeviceCallsTest, ALeaseOnARosterHoldsUpNothing) {
@@ -251,7 +252,7 @@ TEST_F(DeviceCallsTest, ALeaseOnARosterHoldsUpNothing) {
   EXPECT_EQ(code, static_cast<uint32_t>(absl::StatusCode::kUnavailable));
   EXPECT_LT(longest, std::chrono::seconds(15));
   EXPECT_EQ(pools_.totals().pools, 1u);
-  // Once the lease has gone the roster is one.
+  // The roster is accepted after the lease has gone.
   ASSERT_EQ(::fcntl(holder.get(), F_SETLEASE, F_UNLCK), 0);
   fds.clear();
   fds.emplace_back(::fcntl(holder.get(), F_DUPFD_CLOEXEC, 0));

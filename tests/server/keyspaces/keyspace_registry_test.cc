@@ -142,7 +142,7 @@ TEST_F(KeyspaceRegistryTest, TheTenantIsKeptAndFoundByName) {
   EXPECT_TRUE(registry->ListOf("y").empty());
 }
 
-// As records were before they named the tenant.
+// Records of earlier versions do not name the tenant.
 TEST_F(KeyspaceRegistryTest, ARecordWithoutTenantBecomesThatOfWhoOpensIt) {
   const KeyspaceId id = Open()->OpenKeyspace(Description("a", "x")).value()->id;
   for (auto& [name, value] : *records_) {

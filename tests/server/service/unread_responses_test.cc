@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Callers who make calls and read no response: they use up what they may have, they lose it after a
-// time, and they hold nothing up.
+// Callers that make calls and read no response: they use up their limits, lose their calls after a
+// time, and delay no other caller.
 #include <cstdint>
 #include <future>
 #include <optional>

@@ -252,8 +252,8 @@ TEST_F(FdListenerTest, HostileHellosAreRefusedAndLeakNothing) {
       {future.SerializeAsString(), {pidfd.get()}},
       {odd_engine.SerializeAsString(), {pidfd.get()}},
   };
-  ASSERT_TRUE(IsRefused(cases[0].bytes, cases[0].fds));  // what is made once is made
-  const size_t before = OpenDescriptors();               // and what is being closed is not more
+  ASSERT_TRUE(IsRefused(cases[0].bytes, cases[0].fds));  // creates everything that is created once
+  const size_t before = OpenDescriptors();  // descriptors that are being closed count too
   for (size_t i = 0; i < cases.size(); ++i) {
     EXPECT_TRUE(IsRefused(cases[i].bytes, cases[i].fds)) << "case " << i;
   }

@@ -73,7 +73,8 @@ TEST_F(SessionTableTest, ALeaseThatComesWhileASessionIsSettledIsKept) {
   EXPECT_EQ(session->engine().leases(), 0u);
 }
 
-// To free what a session held takes time in its size; meanwhile others find their sessions.
+// Freeing the memory of a session takes time in its size; meanwhile other processes find their
+// sessions.
 TEST_F(SessionTableTest, WhatASessionLeavesIsFreedWithoutTheTablesLock) {
   const auto session = Open();
   std::thread other;
