@@ -156,6 +156,8 @@ void Limits::VisitEvents(ConfigVisitor& visitor) {
                 "Committed fragments of one page that wait for such a notice.");
   visitor.Field("notices_max", notices_max,
                 "Notices waiting for one session stream; more are dropped.");
+  visitor.Field("notice_bytes_max", notice_bytes_max,
+                "Memory of the notices waiting for all session streams; more are dropped.");
 }
 
 void Limits::Visit(ConfigVisitor& visitor) {
@@ -244,6 +246,7 @@ absl::Status Limits::CheckEvents() const {
   CRUMB_RETURN_IF_ERROR(
       CheckRange("limits.durable_waits_per_page_max", durable_waits_per_page_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.notices_max", notices_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckBytes("limits.notice_bytes_max", notice_bytes_max, ByteSize{1 << 20}));
   return absl::OkStatus();
 }
 

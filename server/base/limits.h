@@ -70,11 +70,12 @@ struct Limits {
   int64_t durable_waits_max = 262'144;
   int64_t durable_waits_per_page_max = 1024;
   int64_t notices_max = 65'536;
+  ByteSize notice_bytes_max{uint64_t{64} << 20};  // of all session streams
   int64_t keyspaces_max = 1024;
   int64_t model_labels_max = 32;
   Duration wait_max = std::chrono::seconds(30);
   Duration pin_max = std::chrono::hours(24);
-  // Applies to Put, Get and WatchEvents.
+  // Applies to every stream: Put, Get, WatchEvents and the session stream.
   Duration stream_progress_timeout = std::chrono::seconds(30);
   Duration keyspace_idle_max = std::chrono::hours(24 * 30);
   int64_t connections_max = 1024;  // gRPC connections

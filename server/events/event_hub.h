@@ -39,6 +39,7 @@ class EventHub {
     int64_t part_max_percent = 100;  // percentage of each limit that one tenant may have
     size_t durable_waits_per_page_max = 1024;
     size_t snapshot_pages_max = 8'388'608;
+    size_t notice_bytes_max = size_t{64} << 20;
   };
 
   // `metrics` must outlive this.
@@ -47,7 +48,8 @@ class EventHub {
         metrics_(metrics),
         watcher_budget_(options.watchers_max, options.part_max_percent),
         wait_budget_(options.durable_waits_max, options.part_max_percent),
-        snapshot_budget_(options.snapshot_pages_max, options.part_max_percent) {}
+        snapshot_budget_(options.snapshot_pages_max, options.part_max_percent),
+        notice_budget_(options.notice_bytes_max, options.part_max_percent) {}
 
   // Numbers an event and gives it to the watchers of its keyspace.
   void Publish(const storage::PageEvent& event);
@@ -73,6 +75,8 @@ class EventHub {
 
   // Pages in the snapshots of watchers that are not sent yet.
   TenantBudget& snapshot_pages() { return snapshot_budget_; }
+  // Memory of the notices that wait in the queues of all session streams.
+  TenantBudget& notice_bytes() { return notice_budget_; }
 
  private:
   struct Watcher {
@@ -125,6 +129,7 @@ class EventHub {
   TenantBudget watcher_budget_;
   TenantBudget wait_budget_;
   TenantBudget snapshot_budget_;
+  TenantBudget notice_budget_;
   mutable Mutex mutex_;
   uint64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<Watcher> watchers_ ABSL_GUARDED_BY(mutex_);

@@ -73,7 +73,7 @@ grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* CacheService::
   auto scope = NewScope(Rpc::kSession);
   CallContext context = context_;
   const absl::Status admitted = Admit(*scope, *call, /*request=*/nullptr, context);
-  return StartSessionStream(context, streams_, std::move(scope),
+  return StartSessionStream(context, streams_, stalls_, std::move(scope), *call,
                             admitted.ok() ? SessionOf(*call, context) : admitted);
 }
 

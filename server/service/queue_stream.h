@@ -2,13 +2,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <utility>
 
+#include "common/clock.h"
 #include "common/mutex.h"
+#include "grpcpp/server_context.h"
 #include "grpcpp/support/server_callback.h"
+#include "server/metrics/server_metrics.h"
 #include "server/service/grpc_status.h"
+#include "server/service/stall_watch.h"
 #include "server/service/stream_registry.h"
 
 namespace crumb::server {
@@ -96,6 +101,37 @@ class QueueStream : public Reactor,
   std::optional<grpc::Status> end_ ABSL_GUARDED_BY(mutex_);
   Response message_;  // belongs to the write in progress
   std::shared_ptr<QueueStream> self_;
+};
+
+// A QueueStream that ends when its caller does not read a message for longer than the StallWatch
+// allows. While it has no message to write it waits for nothing, so a stream that is idle stays.
+template <typename Reactor, typename Response>
+class StallableQueueStream : public QueueStream<Reactor, Response>, public StallableStream {
+ public:
+  // A write that its caller does not read ends only with the call. The stream must not end before
+  // TryCancel has returned, because the call's context would go with it.
+  void Stalled() override {
+    stalled_streams_.Add();
+    call_.TryCancel();
+    cancelled_.store(true);
+    this->End(grpc::Status(grpc::StatusCode::CANCELLED, "limits.stream_progress_timeout"));
+  }
+
+ protected:
+  // The arguments outlive the stream.
+  StallableQueueStream(grpc::CallbackServerContext& call, const Clock& clock,
+                       Counter& stalled_streams)
+      : call_(call), clock_(clock), stalled_streams_(stalled_streams) {}
+
+  void BeforeWrite() override { BeginWait(clock_.Now(), /*progressed=*/true); }
+  void AfterWrite() override { EndWait(); }
+  bool MayEnd() const override { return !stalled() || cancelled_.load(); }
+
+ private:
+  grpc::CallbackServerContext& call_;
+  const Clock& clock_;
+  Counter& stalled_streams_;
+  std::atomic<bool> cancelled_{false};
 };
 
 }  // namespace crumb::server

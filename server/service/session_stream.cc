@@ -16,8 +16,8 @@
 namespace crumb::server {
 namespace {
 
-using Base = QueueStream<grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>,
-                         v1::SessionResponse>;
+using Base = StallableQueueStream<grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>,
+                                  v1::SessionResponse>;
 
 v1::SessionResponse MessageOf(const NoticeQueue::Notice& notice) {
   v1::SessionResponse message;
@@ -47,8 +47,9 @@ v1::SessionResponse MessageOf(const NoticeQueue::Notice& notice) {
 class SessionStream : public Base {
  public:
   SessionStream(const CallContext& context, std::unique_ptr<CallScope> scope,
-                absl::StatusOr<std::shared_ptr<Session>> session)
-      : context_(context),
+                grpc::CallbackServerContext& call, absl::StatusOr<std::shared_ptr<Session>> session)
+      : Base(call, context.clock, context.metrics.stalled_streams),
+        context_(context),
         scope_(std::move(scope)),
         admitted_(session.status()),
         session_(session.ok() ? *std::move(session) : nullptr) {}
@@ -106,7 +107,7 @@ class SessionStream : public Base {
         [weak = weak_from_this()] {
           if (const auto self = weak.lock()) self->Wake();
         },
-        session_->engine().tenant());
+        session_->engine().tenant(), &context_.events.notice_bytes());
     if (!session_->OpenNotices(notices)) {
       return absl::FailedPreconditionError("the session has a stream already");
     }
@@ -146,10 +147,12 @@ class SessionStream : public Base {
 }  // namespace
 
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* StartSessionStream(
-    const CallContext& context, StreamRegistry& streams, std::unique_ptr<CallScope> scope,
+    const CallContext& context, StreamRegistry& streams, StallWatch& stalls,
+    std::unique_ptr<CallScope> scope, grpc::CallbackServerContext& call,
     absl::StatusOr<std::shared_ptr<Session>> session) {
   const auto stream =
-      std::make_shared<SessionStream>(context, std::move(scope), std::move(session));
+      std::make_shared<SessionStream>(context, std::move(scope), call, std::move(session));
+  stalls.Add(stream);
   stream->Start(streams);
   return stream.get();
 }

@@ -42,9 +42,11 @@ grpc::ServerReadReactor<v1::PutRequest>* StartPut(
     const CallContext& context, const absl::Status& admitted, const StreamParts& parts,
     std::unique_ptr<CallScope> scope, grpc::CallbackServerContext& call, v1::PutResponse* response);
 
-// Starts the stream of `session`, or ends it with its error.
+// Starts the stream of `session`, or ends it with its error. A caller that does not read a notice
+// for limits.stream_progress_timeout loses the stream; a stream without notices stays.
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* StartSessionStream(
-    const CallContext& context, StreamRegistry& streams, std::unique_ptr<CallScope> scope,
+    const CallContext& context, StreamRegistry& streams, StallWatch& stalls,
+    std::unique_ptr<CallScope> scope, grpc::CallbackServerContext& call,
     absl::StatusOr<std::shared_ptr<Session>> session);
 
 // Starts one WatchEvents, or ends it with `admitted`. A caller that does not read its events for

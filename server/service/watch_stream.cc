@@ -3,13 +3,11 @@
 #include "server/service/streams.h"
 
 #include <algorithm>
-#include <atomic>
 #include <deque>
 #include <utility>
 
 #include "common/status_macros.h"
 #include "fmt/format.h"
-#include "grpcpp/server_context.h"
 #include "server/base/wire_enums.h"
 #include "server/calls/lease_calls.h"
 #include "server/service/queue_stream.h"
@@ -20,23 +18,16 @@ namespace {
 // Pages of a snapshot that room is taken for at once.
 constexpr uint64_t kSnapshotRoom = 64;
 
-using Base =
-    QueueStream<grpc::ServerWriteReactor<v1::WatchEventsResponse>, v1::WatchEventsResponse>;
+using Base = StallableQueueStream<grpc::ServerWriteReactor<v1::WatchEventsResponse>,
+                                  v1::WatchEventsResponse>;
 
-class WatchStream : public Base, public StallableStream {
+class WatchStream : public Base {
  public:
   WatchStream(const CallContext& context, std::unique_ptr<CallScope> scope,
               grpc::CallbackServerContext& call)
-      : context_(context), scope_(std::move(scope)), call_(call) {}
-
-  // A write that its caller does not read ends only with the call. The stream must not end before
-  // TryCancel has returned, because the call's context would go with it.
-  void Stalled() override {
-    context_.metrics.stalled_streams.Add();
-    call_.TryCancel();
-    cancelled_.store(true);
-    End(grpc::Status(grpc::StatusCode::CANCELLED, "limits.stream_progress_timeout"));
-  }
+      : Base(call, context.clock, context.metrics.stalled_streams),
+        context_(context),
+        scope_(std::move(scope)) {}
 
   void Start(const absl::Status& admitted, StreamRegistry& streams,
              const v1::WatchEventsRequest& request) {
@@ -92,9 +83,6 @@ class WatchStream : public Base, public StallableStream {
     queue_.reset();
     DropSnapshot();
   }
-  void BeforeWrite() override { BeginWait(context_.clock.Now(), /*progressed=*/true); }
-  void AfterWrite() override { EndWait(); }
-  bool MayEnd() const override { return !stalled() || cancelled_.load(); }
 
  private:
   absl::Status Subscribe(StreamRegistry& streams, const v1::WatchEventsRequest& request) {
@@ -145,8 +133,6 @@ class WatchStream : public Base, public StallableStream {
 
   const CallContext context_;
   const std::unique_ptr<CallScope> scope_;
-  grpc::CallbackServerContext& call_;
-  std::atomic<bool> cancelled_{false};
   KeyspaceId keyspace_;
   uint64_t sequence_ = 0;  // number of the last event before the snapshot
   std::shared_ptr<WatchQueue> queue_;

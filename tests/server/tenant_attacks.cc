@@ -4,6 +4,9 @@
 #include <sys/socket.h>
 
 #include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "common/fd_channel.h"
 #include "common/roster.h"
@@ -61,8 +64,10 @@ void PinEverything(const Attacker& a) {
   }
 }
 
-void OpenKeyspaces(const Attacker& a) {
-  for (int i = 0; i < 2 * a.crumbd.options().limits.keyspaces_max; ++i) {
+// Opens the first `count` keyspaces of tenant a, again if they are open. Returns those it got.
+std::vector<std::string> OpenKeyspaces(const Attacker& a, int64_t count) {
+  std::vector<std::string> opened;
+  for (int64_t i = 0; i < count; ++i) {
     v1::OpenKeyspaceRequest request;
     (*request.mutable_fields())["model"] = "m" + std::to_string(i);
     request.set_layers(2);
@@ -70,8 +75,14 @@ void OpenKeyspaces(const Attacker& a) {
     request.set_head_dim(64);
     request.set_group_size(32);
     v1::OpenKeyspaceResponse response;
-    a.stub.OpenKeyspace(a.Context(), request, &response);
+    const bool open = a.stub.OpenKeyspace(a.Context(), request, &response).ok();
+    if (open) opened.push_back(response.keyspace());
   }
+  return opened;
+}
+
+void OpenAllKeyspaces(const Attacker& a) {
+  OpenKeyspaces(a, 2 * a.crumbd.options().limits.keyspaces_max);
 }
 
 void LeaseEverything(const Attacker& a) {
@@ -173,6 +184,35 @@ void Watch(const Attacker& a) {
     request->set_keyspace(a.session.keyspace().keyspace());
     request->set_snapshot(true);
     a.attack.kept.push_back(std::shared_ptr(a.stub.WatchEvents(a.Context(), *request)));
+  }
+}
+
+// Sessions whose streams are not read, and changes of the states of many keyspaces, each of which
+// is a notice for every session.
+void UnreadNotices(const Attacker& a) {
+  constexpr int kSessions = 64;
+  constexpr int kKeyspaces = 31;
+  constexpr int kChanges = 20;  // of each keyspace: the first ones fill the connection's windows
+  const auto stub = std::shared_ptr(a.crumbd.NewStub());
+  a.attack.kept.push_back(stub);
+  for (int i = 0; i < kSessions; ++i) {
+    const auto session = std::shared_ptr(a.crumbd.Open("a", /*staging_bytes=*/1 << 16));
+    if (!session->welcome().error().empty()) break;
+    a.attack.contexts.push_back(session->Context());
+    auto stream = std::shared_ptr(stub->Session(a.attack.contexts.back().get()));
+    a.attack.kept.insert(a.attack.kept.end(), {session, stream});
+  }
+  const std::vector<std::string> keyspaces = OpenKeyspaces(a, kKeyspaces);
+  v1::SetKeyspaceStateRequest request;
+  request.set_state(v1::KEYSPACE_STATE_ACTIVE);
+  request.set_who("a");
+  request.set_reason(std::string(512, 'r'));
+  for (int change = 0; change < kChanges; ++change) {
+    for (const std::string& keyspace : keyspaces) {
+      request.set_keyspace(keyspace);
+      v1::SetKeyspaceStateResponse response;
+      a.stub.SetKeyspaceState(a.Context(), request, &response);
+    }
   }
 }
 
@@ -355,7 +395,7 @@ std::vector<BudgetRow> RowsWithoutSsd() {
       {"deleted_gets", Rejected("held_memory"), GetAndDelete},
       {"one_tile_leases", Rejected("held_memory"), LeaseOneTile},
       {"one_tile_pins", "crumb_pages_refused_total{reason=\"no_room\"}", PinOneTile},
-      {"keyspaces", Rejected("keyspaces"), OpenKeyspaces},
+      {"keyspaces", Rejected("keyspaces"), OpenAllKeyspaces},
       {"sessions", Rejected("sessions"), OpenSessions},
       {"engines", Rejected("sessions"), OpenSessions,
        [](Options& options) {
@@ -368,6 +408,12 @@ std::vector<BudgetRow> RowsWithoutSsd() {
        [](Options& options) {
          options.sessions.handshakes_max = 8;
          options.sessions.hello_grace = std::chrono::milliseconds(50);
+       }},
+      {"notices", "crumb_notices_dropped_total", UnreadNotices,
+       [](Options& options) {
+         options.sessions.sessions_max = 128;
+         options.sessions.engines_max = 128;
+         options.limits.notice_bytes_max = ByteSize{1 << 20};
        }},
       {"commit_queue", Rejected("commit_queue"), FloodCommits, SmallQueues},
       {"control_queue", Rejected("control_queue"), FloodControl, SmallQueues},
@@ -395,8 +441,9 @@ void PrintTo(const BudgetRow& row, std::ostream* out) { *out << row.name; }
 const std::vector<BudgetRow>& BudgetRows() {
   static const std::vector<BudgetRow> rows = [] {
     std::vector<BudgetRow> all = RowsWithoutSsd();
-    const std::vector<BudgetRow> ssd = SsdBudgetRows();
-    all.insert(all.end(), ssd.begin(), ssd.end());
+    for (const std::vector<BudgetRow>& more : {LookupBudgetRows(), SsdBudgetRows()}) {
+      all.insert(all.end(), more.begin(), more.end());
+    }
     return all;
   }();
   return rows;

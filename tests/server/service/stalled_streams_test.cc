@@ -3,6 +3,8 @@
 // Streams whose callers neither send nor read end, and their places and leases come back.
 #include <functional>
 #include <memory>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -151,6 +153,69 @@ TEST_F(StalledStreamsTest, AWatcherThatDoesNotReadEnds) {
     other->Finish();
     return served;
   }));
+}
+
+class SessionStreamsTest : public StalledStreamsTest {
+ protected:
+  using Stream = grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionResponse>;
+
+  std::unique_ptr<grpc::ClientContext> SessionContext() {
+    auto context = client_->Context();
+    context->set_deadline(std::chrono::system_clock::now() + std::chrono::hours(1));
+    return context;
+  }
+  // Makes a notice for the session.
+  void ChangeState(const std::string& reason) {
+    v1::SetKeyspaceStateRequest request;
+    request.set_keyspace(client_->keyspace().keyspace());
+    request.set_state(v1::KEYSPACE_STATE_ACTIVE);
+    request.set_who("test");
+    request.set_reason(reason);
+    v1::SetKeyspaceStateResponse response;
+    EXPECT_TRUE(
+        client_->stub().SetKeyspaceState(client_->Context().get(), request, &response).ok());
+  }
+
+  const std::unique_ptr<v1::CacheService::Stub> stub_ = StubOfNarrowWindows();
+};
+
+TEST_F(SessionStreamsTest, AStreamWhoseNoticesAreNotReadEnds) {
+  const auto context = SessionContext();
+  const std::unique_ptr<Stream> stream = stub_->Session(context.get());
+  // More notices than the buffers of a connection hold.
+  EXPECT_TRUE(Eventually([&] {
+    for (int i = 0; i < 10; ++i) ChangeState(std::string(512, 'r'));
+    return Stalled() == 1;
+  }));
+  v1::SessionResponse notice;
+  int read = 0;
+  while (stream->Read(&notice)) ++read;
+  EXPECT_GT(read, 10);
+  EXPECT_FALSE(stream->Finish().ok());
+  const auto again = SessionContext();
+  const std::unique_ptr<Stream> next = stub_->Session(again.get());
+  EXPECT_TRUE(Eventually([&] {
+    ChangeState("why");
+    return next->Read(&notice);
+  })) << "the session may have a stream again";
+  EXPECT_EQ(notice.keyspace_state().reason(), "why");
+  again->TryCancel();
+  next->Finish();
+}
+
+TEST_F(SessionStreamsTest, AStreamWithoutNoticesStays) {
+  const auto context = SessionContext();
+  const std::unique_ptr<Stream> stream = stub_->Session(context.get());
+  v1::SessionResponse notice;
+  for (const std::string reason : {"first", "second"}) {
+    std::this_thread::sleep_for(4 * options_.limits.stream_progress_timeout);
+    ChangeState(reason);
+    ASSERT_TRUE(stream->Read(&notice));
+    EXPECT_EQ(notice.keyspace_state().reason(), reason);
+  }
+  EXPECT_EQ(Stalled(), 0u);
+  context->TryCancel();
+  stream->Finish();
 }
 
 // A request of 40 bytes makes a snapshot of millions of pages, which crumbd keeps until it is sent.
