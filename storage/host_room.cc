@@ -18,8 +18,10 @@ namespace {
 // take some 50 us each.
 constexpr size_t kEvictionsPerHold = 64;
 constexpr size_t kVictimStepsPerHold = 1024;
-// Pages of closing slabs that leave before other callers get the lock.
+// Pages of closing slabs that leave, or are looked at, before other callers get the lock. A chunk
+// of slots is finished first.
 constexpr size_t kClosingEvictionsPerHold = 256;
+constexpr size_t kClosingStepsPerHold = 4096;
 // Slabs that one reservation tries to make fresh: bounds its system calls.
 constexpr size_t kSlabTriesMax = 8;
 // Free memory that must be left when a slab takes its memory again, unless there was less before.
@@ -276,15 +278,21 @@ bool HostRoom::TakeIdleSlab(PageHandle page) {
 }
 
 bool HostRoom::EmptyClosing(Demotion& demotion, std::vector<uint32_t>* gone) {
+  size_t steps = 0;
   size_t evictions = 0;
+  std::vector<PageHandle> owners;
   for (const uint32_t slab : state_.slabs.Closing(demotion.now)) {
-    std::vector<PageHandle> owners = state_.table.slots().OwnersIn(slab);
-    KeepEachOnce(&owners);
-    for (const PageHandle owner : owners) {
-      const Page& page = state_.table[owner];
-      if (!page.resident || page.references > 0 || page.pinned_until > demotion.now) continue;
-      if (++evictions > kClosingEvictionsPerHold) return true;
-      Evict(owner, demotion);
+    while (state_.slabs.NextClosing(slab, owners)) {
+      for (const PageHandle owner : owners) {
+        // A page that left for its first slot here is not resident, and one that departs has
+        // references: neither is evicted twice.
+        const Page& page = state_.table[owner];
+        if (!page.resident || page.references > 0 || page.pinned_until > demotion.now) continue;
+        ++evictions;
+        Evict(owner, demotion);
+      }
+      steps += owners.size();
+      if (steps >= kClosingStepsPerHold || evictions >= kClosingEvictionsPerHold) return true;
     }
     if (state_.slabs.GiveUp(slab, demotion.now)) gone->push_back(state_.NumberOf(slab));
   }

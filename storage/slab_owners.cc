@@ -120,6 +120,7 @@ std::optional<uint32_t> SlabOwners::GiveUpIdle(uint32_t partition, TimePoint now
 
 bool SlabOwners::GiveUp(uint32_t slab, TimePoint now) {
   Slab& state = slabs_[slab];
+  state.looked_at = 0;
   if (!slots_.RemoveRegion(slab)) {
     state.retry = now + kClosingRetry;
     return false;
@@ -142,7 +143,12 @@ bool SlabOwners::CloseOneFor(const Parts& parts, TimePoint now) {
   slabs_[*slab].phase = Phase::kClosing;
   slabs_[*slab].since = now;
   slabs_[*slab].retry = TimePoint::min();
+  slabs_[*slab].looked_at = 0;
   return true;
+}
+
+bool SlabOwners::NextClosing(uint32_t slab, std::vector<uint32_t>& owners) {
+  return slots_.NextOwners(slab, slabs_[slab].looked_at, owners);
 }
 
 std::vector<uint32_t> SlabOwners::Closing(TimePoint now) const {

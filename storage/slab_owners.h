@@ -54,6 +54,8 @@ class SlabOwners {
     uint64_t free_before = 0;  // free memory of the system before its file was freed
     TimePoint since = {};      // time at which it entered its phase
     TimePoint retry = {};      // time of its next check
+    // Bytes at the beginning of a kClosing slab whose pages were examined already.
+    uint64_t looked_at = 0;
 
     bool InTable() const { return phase == Phase::kOwned || phase == Phase::kClosing; }
   };
@@ -109,8 +111,12 @@ class SlabOwners {
   bool CloseOneFor(const Parts& parts, TimePoint now);
   // The slabs in kClosing that may be looked at now.
   std::vector<uint32_t> Closing(TimePoint now) const;
+  // Fills `owners` with those of the next chunk of a slab in kClosing (SlotAllocator::NextOwners).
+  // Returns false once its pages have all been looked at since it was closed, or since GiveUp:
+  // however many calls it takes, each page is looked at once.
+  bool NextClosing(uint32_t slab, std::vector<uint32_t>& owners);
   // Takes a slab that is closing, or has no pages, to kGone. Returns false if some of its pages are
-  // left; then it is looked at again later.
+  // left; then they are looked at again later, all of them.
   bool GiveUp(uint32_t slab, TimePoint now);
 
   // Whether the slab may be taken from processes that did not let it go.

@@ -349,23 +349,21 @@ std::vector<uint32_t> SlotAllocator::OwnersOfNearlyEmptyChunk(uint64_t bytes,
   return owners;
 }
 
-std::vector<uint32_t> SlotAllocator::OwnersIn(uint32_t region) const {
-  std::vector<uint32_t> owners;
+bool SlotAllocator::NextOwners(uint32_t region, uint64_t& offset,
+                               std::vector<uint32_t>& owners) const {
+  owners.clear();
   const auto found = regions_.find(region);
-  if (found == regions_.end()) return owners;
+  if (found == regions_.end()) return false;
   const std::vector<uint32_t>& chunk_at = found->second.chunk_at;
-  for (size_t unit = 0; unit < chunk_at.size();) {
-    if (chunk_at[unit] == kNoChunk) {
-      ++unit;
-      continue;
-    }
-    const Chunk& chunk = chunks_[chunk_at[unit]];
-    for (const uint32_t owner : chunk.owners) {
-      if (owner != kNoOwner) owners.push_back(owner);
-    }
-    unit += size_t{1} << chunk.order;
+  size_t unit = offset / kChunkBytesMin;
+  while (unit < chunk_at.size() && chunk_at[unit] == kNoChunk) ++unit;
+  if (unit >= chunk_at.size()) return false;
+  const Chunk& chunk = chunks_[chunk_at[unit]];
+  for (const uint32_t owner : chunk.owners) {
+    if (owner != kNoOwner) owners.push_back(owner);
   }
-  return owners;
+  offset = chunk.offset + BytesOf(chunk.order);
+  return true;
 }
 
 std::optional<uint32_t> SlotAllocator::EmptiestRegion() const {

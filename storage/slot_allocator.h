@@ -85,7 +85,11 @@ class SlotAllocator final : public SlotSpace {
   // moved. Empty if there is no such chunk. A chunk that alone has room for its own size is left
   // out, because it may have just begun to fill. Costs O(log chunks) plus the slots of that chunk.
   std::vector<uint32_t> OwnersOfNearlyEmptyChunk(uint64_t bytes, uint32_t partition = 0) const;
-  std::vector<uint32_t> OwnersIn(uint32_t region) const;
+  // Reads the owners of a region chunk by chunk: fills `owners` with those of the first chunk at or
+  // behind `offset`, some more than once if they have several slots there, and moves `offset`
+  // behind that chunk. Returns false if there is no further chunk. O(slots of the chunk), which are
+  // at most kChunkBytesMin / Rounding::granule_bytes for the smallest slots.
+  bool NextOwners(uint32_t region, uint64_t& offset, std::vector<uint32_t>& owners) const;
   uint64_t used_bytes(uint32_t region) const { return regions_.at(region).used_bytes; }
   // Returns the region with the fewest bytes in use.
   std::optional<uint32_t> EmptiestRegion() const;

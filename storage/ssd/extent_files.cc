@@ -82,7 +82,16 @@ absl::StatusOr<std::unique_ptr<ExtentFiles>> ExtentFiles::Open(const SsdFolder& 
     files->files_[number] = std::make_shared<const UniqueFd>(std::move(fd));
   }
   if (error) return ErrnoStatus(error.value(), "listing " + folder.extents_path());
+  std::sort(files->found_.begin(), files->found_.end(),
+            [](const Extent& a, const Extent& b) { return a.number < b.number; });
   return files;
+}
+
+const ExtentFiles::Extent* ExtentFiles::FindFound(uint32_t number) const {
+  const auto found = std::lower_bound(
+      found_.begin(), found_.end(), number,
+      [](const Extent& extent, uint32_t wanted) { return extent.number < wanted; });
+  return found != found_.end() && found->number == number ? &*found : nullptr;
 }
 
 std::string ExtentFiles::PathOf(uint32_t number) const {

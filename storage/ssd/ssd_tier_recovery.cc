@@ -107,11 +107,9 @@ void SsdTier::TakeBack(RecoveredIndex recovered, IndexBatch* discarded) {
 }
 
 bool SsdTier::IsIntact(const IndexEntry& entry) const {
-  const auto extent =
-      std::find_if(files_->found().begin(), files_->found().end(),
-                   [&](const auto& found) { return found.number == entry.slot.region; });
+  const ExtentFiles::Extent* const extent = files_->FindFound(entry.slot.region);
   // Differences, for the sum of offset and size may wrap.
-  return extent != files_->found().end() && entry.slot.offset <= extent->intact_bytes &&
+  return extent != nullptr && entry.slot.offset <= extent->intact_bytes &&
          entry.slot.bytes <= extent->intact_bytes - entry.slot.offset &&
          StoredBytes(entry.meta) <= entry.slot.bytes;
 }

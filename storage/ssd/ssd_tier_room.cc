@@ -117,13 +117,16 @@ bool SsdTier::RemoveAnExtent() {
     emptiest = table_.slots().EmptiestRegion();
   }
   if (!emptiest) return false;
-  for (size_t hidden = kPagesPerHold; hidden == kPagesPerHold;) {
+  // Its pages in the order of their slots, each looked at once.
+  uint64_t offset = 0;
+  for (bool more = true; more;) {
     MutexLock lock(&mutex_);
-    hidden = 0;
-    for (const PageHandle page : table_.slots().OwnersIn(*emptiest)) {
-      if (!table_[page].resident) continue;
-      Hide(page, RemovalReason::kCapacity);
-      if (++hidden == kPagesPerHold) break;
+    std::vector<PageHandle> pages;
+    for (size_t looked_at = 0; more && looked_at < kPagesPerHold; looked_at += pages.size()) {
+      more = table_.slots().NextOwners(*emptiest, offset, pages);
+      for (const PageHandle page : pages) {
+        if (table_[page].resident) Hide(page, RemovalReason::kCapacity);
+      }
     }
   }
   if (!WriteIndex({}).ok()) return false;

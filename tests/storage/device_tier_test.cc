@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/device_tier.h"
 
-#include <ctime>
 #include <future>
 #include <map>
 #include <random>
@@ -12,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/store/open_tiered_store.h"
+#include "tests/common/cpu_seconds.h"
 #include "tests/common/eventually.h"
 #include "tests/storage/device_tier_fixture.h"
 #include "tests/storage/fault_tier.h"
@@ -419,13 +419,6 @@ TEST_F(DeviceTierTest, APageHasABoundedNumberOfFragments) {
     EXPECT_EQ(absl::IsResourceExhausted(status), layer == bound) << status;
   }
   EXPECT_EQ(PoolStats().blank_slots, 1u);
-}
-
-// Counters of a pool stay when it goes, and count its pages as evicted.
-double ThreadCpuSeconds() {
-  timespec used{};
-  EXPECT_EQ(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used), 0);
-  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
 }
 
 // A tenant may cut its pages into fragments of one tile each, spread over as many pools as a

@@ -214,11 +214,48 @@ TEST(SlotAllocator, ARegionLeavesWhenItIsEmpty) {
   const auto slot = allocator.Allocate(1000, 9);
   ASSERT_TRUE(slot);
   EXPECT_FALSE(allocator.RemoveRegion(slot->region));
-  EXPECT_EQ(allocator.OwnersIn(slot->region), std::vector<uint32_t>{9});
+  uint64_t offset = 0;
+  std::vector<uint32_t> owners;
+  EXPECT_TRUE(allocator.NextOwners(slot->region, offset, owners));
+  EXPECT_EQ(owners, std::vector<uint32_t>{9});
+  EXPECT_FALSE(allocator.NextOwners(slot->region, offset, owners));
   EXPECT_EQ(allocator.EmptiestRegion(), 1 - slot->region);
   EXPECT_TRUE(allocator.RemoveRegion(1 - slot->region));
   EXPECT_EQ(allocator.capacity_bytes(), 4 * kMiB);
   while (const auto next = allocator.Allocate(1000, 9)) ASSERT_EQ(next->region, slot->region);
+}
+
+// Each slot is seen once, in pieces of a chunk, whatever leaves and comes between the pieces.
+TEST(SlotAllocator, OwnersAreReadChunkByChunk) {
+  SlotAllocator allocator(kGranules);
+  allocator.AddRegion(0, 16 * kMiB);
+  allocator.AddRegion(1, 1 * kMiB);
+  std::vector<Slot> slots;
+  for (uint32_t owner = 0; owner < 6000; ++owner) {
+    auto slot = allocator.Allocate(owner % 3 == 0 ? 512 : 2048, owner);
+    ASSERT_TRUE(slot);
+    if (slot->region == 0) slots.push_back(*slot);
+  }
+  uint64_t offset = 0;
+  std::vector<uint32_t> owners;
+  std::multiset<uint32_t> seen;
+  size_t pieces = 0;
+  while (allocator.NextOwners(0, offset, owners)) {
+    ++pieces;
+    EXPECT_LE(owners.size(), 2048u);
+    seen.insert(owners.begin(), owners.end());
+    // The first slots leave when they have been seen, and nothing that was passed is seen again.
+    if (pieces == 1) {
+      for (const Slot& slot : slots) {
+        if (slot.offset < offset) allocator.Free(slot);
+      }
+    }
+  }
+  EXPECT_GT(pieces, 4u);
+  EXPECT_EQ(seen.size(), slots.size());
+  EXPECT_EQ(std::set<uint32_t>(seen.begin(), seen.end()).size(), slots.size());
+  uint64_t nothing = 0;
+  EXPECT_FALSE(allocator.NextOwners(7, nothing, owners)) << "no such region";
 }
 
 TEST(SlotAllocator, ARegionGrowsAndItsPartsJoin) {

@@ -9,6 +9,7 @@
 
 #include "common/mapping.h"
 #include "gtest/gtest.h"
+#include "tests/common/cpu_seconds.h"
 #include "tests/storage/tenant_slabs_fixture.h"
 
 namespace crumb::storage {
@@ -154,6 +155,44 @@ TEST_F(TenantSlabsTest, LeasedPagesStayUntilTheyAreReleased) {
   clock_.Advance(std::chrono::seconds(1));
   EXPECT_TRUE(Store(2, 0, 0).ok());
   EXPECT_EQ(store_->Stats().slabs_closing, 0u);
+}
+
+// Every writer without room looks at a slab that is to be emptied. Its pages are many, half of them
+// are leased, and the others leave in pieces: looking at all of them for each piece took seconds.
+TEST(LargeSlabTest, EmptyingASlabOfManyPagesLooksAtEachOnce) {
+  constexpr uint64_t kLarge = uint64_t{64} << 20;
+  StoreOptions options = SmallStore("");
+  options.host.bytes_max = ByteSize{2 * kLarge};
+  options.host.slab_bytes = ByteSize{kLarge};
+  FakeClock clock;
+  const auto store = TieredStore::Open(options, clock, {}, {.slabs_of_tenants = true}).value();
+  SampleFragment page = SamplePage(0, 0);
+  page.range = {{0, 1}, {0, 1}};
+  page.tile_bytes = 64;
+  const auto store_one = [&](uint64_t tenant, uint64_t sequence) {
+    page.keyspace = SampleKeyspace(tenant);
+    page.key = SampleKey(sequence, 0);
+    return Commit(*store, page);
+  };
+  for (const uint64_t tenant : {1, 2}) {
+    ASSERT_TRUE(store->SetTenant(SampleKeyspace(tenant), std::to_string(tenant)).ok());
+  }
+  uint64_t pages = 0;
+  while (store->Stats().host.evicted.capacity == 0) {
+    for (int i = 0; i < 1'000; ++i) ASSERT_TRUE(store_one(1, pages++).ok());
+  }
+  EXPECT_GT(pages, 200'000u);
+  AcquireRequest every_other = RequestOf(0, 1);
+  every_other.keyspace = SampleKeyspace(1);
+  every_other.range = page.range;
+  for (uint64_t i = 1'000; i < pages; i += 2) {
+    every_other.keys = {SampleKey(i, 0)};
+    ASSERT_NE(Acquire(*store, every_other)->lease, 0u) << i;
+  }
+  const double before = ThreadCpuSeconds();
+  EXPECT_TRUE(absl::IsResourceExhausted(store_one(2, 0).status()));
+  EXPECT_LT(ThreadCpuSeconds() - before, 0.5);
+  EXPECT_EQ(store->Stats().slabs_closing, 1u);
 }
 
 TEST_F(ManyTenantSlabsTest, SlabsAreLeftForTenantsWithoutAny) {

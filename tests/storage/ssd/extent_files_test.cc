@@ -128,6 +128,9 @@ TEST_F(ExtentFilesTest, AnotherProcessFindsTheBytesAndSaysWhatWasCutOff) {
     EXPECT_EQ(extent.intact_bytes, extent.number == 0 ? folder_->extent_bytes() : 3 * unit);
     EXPECT_EQ(extent.bytes, folder_->extent_bytes()) << "extended again";
   }
+  EXPECT_EQ(files_->FindFound(0)->intact_bytes, folder_->extent_bytes());
+  EXPECT_EQ(files_->FindFound(1)->intact_bytes, 3 * unit);
+  EXPECT_EQ(files_->FindFound(2), nullptr);
   std::vector<std::byte> room(unit);
   ASSERT_TRUE(files_->Read(0, unit, room, unit).ok());
   EXPECT_EQ(room, wanted);
