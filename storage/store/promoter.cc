@@ -59,7 +59,11 @@ void Promoter::Finish(const Name& name, const absl::Status& status) {
     const auto found = under_way_.find(name);
     waiting = std::move(found->second);
     under_way_.erase(found);
-    ended_.NotifyAll();
+    // None began after the suspension that covers it, so it was counted there.
+    for (Suspension* const suspension : suspensions_) {
+      if (!suspension->Covers(name.keyspace, name.key)) continue;
+      if (--suspension->under_way_ == 0) suspension->ended_.NotifyAll();
+    }
   }
   for (const Done& done : waiting) done(status);
 }
@@ -86,12 +90,10 @@ Promoter::Suspension::Suspension(Promoter& promoter, const KeyspaceId& keyspace,
   std::sort(keys_.begin(), keys_.end());
   MutexLock lock(&promoter_.mutex_);
   promoter_.suspensions_.push_back(this);
-  const auto& under_way = promoter_.under_way_;
-  while (std::any_of(under_way.begin(), under_way.end(), [&](const auto& entry) {
-    return Covers(entry.first.keyspace, entry.first.key);
-  })) {
-    promoter_.ended_.Wait(&promoter_.mutex_);
+  for (const auto& [name, waiting] : promoter_.under_way_) {
+    if (Covers(name.keyspace, name.key)) ++under_way_;
   }
+  while (under_way_ > 0) ended_.Wait(&promoter_.mutex_);
 }
 
 Promoter::Suspension::~Suspension() {

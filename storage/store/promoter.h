@@ -51,9 +51,13 @@ class Promoter {
     bool Covers(const KeyspaceId& keyspace, const PageKey& key) const;
 
    private:
+    friend class Promoter;
+
     Promoter& promoter_;
     const KeyspaceId keyspace_;
     std::vector<PageKey> keys_;  // sorted
+    CondVar ended_;
+    size_t under_way_ = 0;  // promotions that this covers; guarded by Promoter::mutex_
   };
 
   uint64_t promoted() const { return promoted_.value(); }
@@ -87,9 +91,8 @@ class Promoter {
   Counter refused_;
 
   Mutex mutex_;
-  CondVar ended_;
   absl::flat_hash_map<Name, std::vector<Done>> under_way_ ABSL_GUARDED_BY(mutex_);
-  std::vector<const Suspension*> suspensions_ ABSL_GUARDED_BY(mutex_);  // one for each Delete
+  std::vector<Suspension*> suspensions_ ABSL_GUARDED_BY(mutex_);  // one for each Delete
 };
 
 }  // namespace crumb::storage
