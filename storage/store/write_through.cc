@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/logging.h"
+
 namespace crumb::storage {
 namespace {
 
@@ -133,6 +135,21 @@ void WriteThrough::Stop(TimePoint deadline) {
     host_.Return(departure, Below::kAbsent);
   }
   AbandonFlushes();
+  LogPagesLeft();
+}
+
+void WriteThrough::LogPagesLeft() const {
+  NotBelow left;
+  PageSelection admitted;
+  admitted.only_hit = options_.flush_only_hit;
+  for (PageWalk walk = host_.BeginWalk(); !walk.over;) {
+    host_.CountNotBelow(admitted, &walk, &left);
+  }
+  if (!left.any()) return;
+  LogWarning(
+      "{} pages are in host memory alone: they are lost unless another crumbd takes this memory "
+      "over. The SSD: {}. Run `crumb flush` before stopping crumbd",
+      left.absent + left.queued + left.refused, below_.Writable().ToString());
 }
 
 void WriteThrough::Run() {

@@ -166,6 +166,8 @@ class WriteThrough {
   FlushReport ReportFor(const FlushRun& run, const FlushWaiter& waiter) const;
   // Reports to all callers of Flush that the store is stopping. REQUIRES: the thread has ended.
   void AbandonFlushes();
+  // Logs how many pages end with this process unless its memory is handed over.
+  void LogPagesLeft() const;
 
   const Options options_;
   HostTier& host_;
