@@ -108,11 +108,15 @@ void Explain(const History& history, const Broken& broken, const std::string& te
   std::fflush(stdout);
 }
 
-void PrintProgress(const Arguments& arguments, std::span<const Totals> totals) {
+// `seed` is that of the history which begins now.
+void PrintProgress(const Arguments& arguments, std::span<const Totals> totals, uint64_t seed,
+                   double seconds) {
   uint64_t done = 0;
   for (const Totals& job : totals) done += job.histories.load();
-  std::fprintf(stderr, "%llu of %llu histories\n", static_cast<unsigned long long>(done),
-               static_cast<unsigned long long>(arguments.histories));
+  std::fprintf(stderr, "%llu of %llu histories in %.0f s, %.1f a second, at seed %llu\n",
+               static_cast<unsigned long long>(done),
+               static_cast<unsigned long long>(arguments.histories), seconds,
+               static_cast<double>(done) / seconds, static_cast<unsigned long long>(seed));
 }
 
 // Runs each history that is the job's turn; totals: of all jobs. False: one broke a rule. The first
@@ -126,7 +130,7 @@ bool RunJob(const Arguments& arguments, unsigned job, const std::string& tenants
     const std::chrono::duration<double> taken = now - begin;
     if (arguments.seconds > 0 && taken.count() > arguments.seconds) break;
     if (job == 0 && now - printed >= kProgressInterval) {
-      PrintProgress(arguments, totals);
+      PrintProgress(arguments, totals, arguments.first + i, taken.count());
       printed = now;
     }
     const History history = MakeHistory(arguments.first + i);
