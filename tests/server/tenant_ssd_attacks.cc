@@ -85,14 +85,15 @@ void WriteWithoutEnd(const Attacker& a) {
   }));
 }
 
-// Acquires of pages that are on the SSD, more at a time than its queue has places. They are twice
-// what host memory has room for, and are named in random order, so that most of them are not there.
-void ReadWithoutEnd(const Attacker& a) {
-  constexpr int kFirst = 8'000'000;
-  constexpr int kPages = 2'600;
+// Pages that the attacks below read, twice what host memory has room for. They are named in random
+// order, so that most of them are not there.
+constexpr int kFirstRead = 8'000'000;
+constexpr int kPagesRead = 2'600;
+constexpr int kPagesOfRead = 32;
+
+void StoreTwiceTheMemory(const Attacker& a) {
   constexpr int kBatch = 100;
-  constexpr int kPagesOfCall = 32;
-  for (int first = kFirst; first < kFirst + kPages; first += kBatch) {
+  for (int first = kFirstRead; first < kFirstRead + kPagesRead; first += kBatch) {
     std::vector<std::vector<std::byte>> fragments;
     for (int page = first; page < first + kBatch; ++page) {
       fragments.push_back(a.session.Fragment(TestClient::Key(page), 1));
@@ -100,16 +101,40 @@ void ReadWithoutEnd(const Attacker& a) {
     v1::PutResponse response;
     ASSERT_TRUE(a.session.Put(fragments, &response).ok());
   }
+}
+
+int FirstOfRandomRead() {
+  thread_local std::minstd_rand random(std::random_device{}());
+  return kFirstRead + static_cast<int>(random() % (kPagesRead - kPagesOfRead));
+}
+
+// Acquires of pages that are on the SSD, more at a time than its queue has places.
+void ReadWithoutEnd(const Attacker& a) {
+  StoreTwiceTheMemory(a);
   const auto session = std::shared_ptr(a.crumbd.Open("a"));
   ASSERT_TRUE(session->welcome().error().empty()) << session->welcome().error();
   ASSERT_TRUE(session->OpenKeyspace("of a").ok());
   a.attack.kept.push_back(session);
   a.attack.kept.push_back(std::make_shared<Flood>(kFloodThreads, [session] {
-    thread_local std::minstd_rand random(std::random_device{}());
-    const int first = kFirst + static_cast<int>(random() % (kPages - kPagesOfCall));
     v1::AcquireResponse response;
-    session->Acquire(TestClient::Keys(first, kPagesOfCall), &response);
+    session->Acquire(TestClient::Keys(FirstOfRandomRead(), kPagesOfRead), &response);
     if (response.lease() != 0) session->Release(response.lease());
+  }));
+}
+
+// Prefetches of pages that are on the SSD, each of which goes on behind its response.
+void PrefetchWithoutEnd(const Attacker& a) {
+  StoreTwiceTheMemory(a);
+  const auto session = std::shared_ptr(a.crumbd.Open("a"));
+  ASSERT_TRUE(session->welcome().error().empty()) << session->welcome().error();
+  ASSERT_TRUE(session->OpenKeyspace("of a").ok());
+  a.attack.kept.push_back(session);
+  a.attack.kept.push_back(std::make_shared<Flood>(kFloodThreads, [session] {
+    v1::PrefetchRequest request;
+    request.set_keyspace(session->keyspace().keyspace());
+    request.set_keys(TestClient::Keys(FirstOfRandomRead(), kPagesOfRead));
+    v1::PrefetchResponse response;
+    session->stub().Prefetch(session->Context().get(), request, &response);
   }));
 }
 
@@ -142,6 +167,16 @@ std::vector<BudgetRow> SsdBudgetRows() {
              UseSsd(options);
              options.store.ssd.io_threads = 2;
              options.store.ssd.read_queue_pages_max = 4;
+           },
+       .keeps_pages = true},
+      {.name = "prefetches",
+       .limit_reached = "crumb_rejected_total{reason=\"prefetches\"}",
+       .take = PrefetchWithoutEnd,
+       .change =
+           [](Options& options) {
+             UseSsd(options);
+             options.limits.prefetches_max = 4;
+             options.limits.tenant_prefetches_max = 2;
            },
        .keeps_pages = true},
   };
