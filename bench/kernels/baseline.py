@@ -10,7 +10,7 @@ sequence over --context tokens, a CUDA graph of several layers, time of one laye
 same minutes on the same GPU as the program it is compared with; with --bench it runs
 crumb-kernel-bench's prefill rows itself, before and after its own, so that one file has both.
 
-  python3 bench/kernels/baseline.py [--heads 32] [--kv-heads 8] [--dim 128] [--json]
+  python3 bench/kernels/baseline.py [--heads 32] [--kv-heads 8] [--dim 64 128 256] [--json]
       [--bench build/release/bin/crumb-kernel-bench [--commit HASH]]
   python3 bench/kernels/baseline.py --decode 1,4 [--context 102367] [--json]
 """
@@ -102,8 +102,8 @@ def decode(a):
     rows = []
     for name, backend in LIBRARIES:
         for batch in (int(b) for b in a.decode.split(",")):
-            us = decode_us(backend, a.heads, a.kv_heads, a.dim, batch, a.context)
-            size = 4 * batch * a.kv_heads * a.context * a.dim
+            us = decode_us(backend, a.heads, a.kv_heads, a.dim[0], batch, a.context)
+            size = 4 * batch * a.kv_heads * a.context * a.dim[0]
             rows.append({"library": name, "query_heads": a.heads, "kv_heads": a.kv_heads,
                          "batch": batch, "context": a.context, "us": us,
                          "tbps": size / us * 1e-6})
@@ -127,12 +127,12 @@ def crumb_prefill(a, when):
 def prefill(a):
     rows = crumb_prefill(a, "before") if a.bench else []
     for name, backend in LIBRARIES:
-        for fresh, cached in ((4096, 32768), (4096, 102400)):
-            prefix = attention_us(backend, a.heads, a.kv_heads, a.dim, fresh, cached, False)
-            own = attention_us(backend, a.heads, a.kv_heads, a.dim, fresh, fresh, True)
-            flop = 4 * a.dim * a.heads * fresh * (cached + fresh / 2)
+        for dim, fresh, cached in [(dim, 4096, cached) for dim in a.dim for cached in (32768, 102400)]:
+            prefix = attention_us(backend, a.heads, a.kv_heads, dim, fresh, cached, False)
+            own = attention_us(backend, a.heads, a.kv_heads, dim, fresh, fresh, True)
+            flop = 4 * dim * a.heads * fresh * (cached + fresh / 2)
             rows.append({"library": name, "rows_type": "bf16", "query_heads": a.heads,
-                         "kv_heads": a.kv_heads, "head_dim": a.dim, "fresh": fresh,
+                         "kv_heads": a.kv_heads, "head_dim": dim, "fresh": fresh,
                          "cached": cached, "us": round(prefix + own, 1),
                          "prefix_us": round(prefix, 1), "causal_us": round(own, 1),
                          "tflops": round(flop / (prefix + own) * 1e-6, 1)})
@@ -144,7 +144,7 @@ def prefill(a):
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, "
           f"cuDNN {torch.backends.cudnn.version()}")
     for row in rows:
-        print(f"{row['library']} {row.get('name', '')} {row['fresh']} over {row['cached']}: "
+        print(f"{row['library']} {row.get('name', row['head_dim'])} {row['fresh']} over {row['cached']}: "
               f"{row['us']:.0f} us, {row['tflops']:.0f} TFLOPS")
 
 
@@ -152,7 +152,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
-    parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--dim", type=int, nargs="+", default=[128],
+                        help="head_dims of prefill; decode takes the first")
     parser.add_argument("--decode", help="batches of decode attention, instead of prefill")
     parser.add_argument("--context", type=int, default=102367)
     parser.add_argument("--json", action="store_true", help="one JSON object")

@@ -299,6 +299,29 @@ DecodeWorkload Uniform(const std::string& name, int q_heads, int batch, int cont
   return w;
 }
 
+// Adds 4 and 8 query heads over one KV head, 16 query heads per KV head over 4, and other
+// head_dims.
+void AddOtherShapes(std::vector<DecodeWorkload>* all) {
+  for (const int q_heads : {4, 8}) {
+    for (const auto& [batch, target_us] : {std::pair{1, 8}, {16, 34}}) {
+      DecodeWorkload w = Uniform("one KV head", q_heads, batch, 102400, target_us);
+      w.kv_heads = 1;
+      all->push_back(w);
+    }
+  }
+  DecodeWorkload w = Uniform("4 KV heads", 64, 32, 102400, 0);
+  w.kv_heads = 4;
+  all->push_back(w);
+  for (const auto& [head_dim, group_size] : {std::pair{64, 64}, {256, 128}}) {
+    for (const int batch : {1, 32}) {
+      w = Uniform("head_dim", 32, batch, 32768, 0);
+      w.tile.head_dim = head_dim;
+      w.tile.group_size = group_size;
+      all->push_back(w);
+    }
+  }
+}
+
 }  // namespace
 
 DecodeBench::DecodeBench(const std::vector<DecodeWorkload>& workloads) {
@@ -381,7 +404,7 @@ std::vector<DecodeWorkload> StandardDecodeWorkloads() {
   w.q_tokens = 8;
   all.push_back(w);
   // A rank of a model with one KV head per rank, which 12 query heads share.
-  w = Uniform("one KV head", 12, 1, 102400, 0);
+  w = Uniform("one KV head", 12, 1, 102400, 8);
   w.kv_heads = 1;
   all.push_back(w);
   all.push_back(Uniform("two sequences", 32, 2, 32768, 0));
@@ -399,11 +422,12 @@ std::vector<DecodeWorkload> StandardDecodeWorkloads() {
     all.push_back(Uniform("some sequences", 32, batch, context, 0));
     add_planned(all.size() - 1);
   }
-  w = Uniform("one KV head", 12, 16, 102400, 0);
+  w = Uniform("one KV head", 12, 16, 102400, 34);
   w.kv_heads = 1;
   all.push_back(w);
   add_planned(all.size() - 1);
   add_planned(2);
+  AddOtherShapes(&all);
   return all;
 }
 
