@@ -34,6 +34,11 @@ __device__ __forceinline__ uint64_t TransposedMatrix(uint32_t shared, uint32_t f
 __device__ __forceinline__ uint64_t NarrowMatrix(uint32_t shared) {
   return (uint64_t{8} << 32) | ((shared & 0x3ffff) >> 4);
 }
+// Returns the descriptor of a matrix A or B of 16 inner channels, without swizzle: 8 rows of 16
+// bytes hold the first 8 channels, the next 8 rows of 16 bytes the others, 256 bytes per 8 rows.
+__device__ __forceinline__ uint64_t PlainMatrix(uint32_t shared) {
+  return (uint64_t{16} << 32) | (uint64_t{8} << 16) | ((shared & 0x3ffff) >> 4);
+}
 __device__ __forceinline__ void FenceWgmma() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }

@@ -14,4 +14,10 @@ template <int dim, int groups>
 cudaError_t LaunchPrefill(const PrefillAttentionParams& params, cudaStream_t stream,
                           PrefillMma mma);
 
+// Launches the wgmma path if the call, the device and the loaded machine code allow it, and returns
+// in *launched whether they do.
+template <int dim, int groups>
+cudaError_t LaunchWgmmaPrefill(const PrefillAttentionParams& params, cudaStream_t stream,
+                               bool* launched);
+
 }  // namespace crumb::kernels::cuda::prefill

@@ -9,24 +9,10 @@
 #include "kernels/cuda/prefill/bf16_rows.cuh"
 #include "kernels/cuda/prefill/dispatch.h"
 #include "kernels/cuda/prefill/int2_pages.cuh"
+#include "kernels/cuda/prefill/launch.cuh"
 #include "kernels/cuda/prefill/query.cuh"
-#include "kernels/cuda/prefill/warpgroup.cuh"
-#include "kernels/cuda/prefill/warpgroup_pages.cuh"
-#include "kernels/cuda/prefill/warpgroup_rows.cuh"
-#include "kernels/cuda/prefill/warpgroup_unpack.cuh"
 
 namespace crumb::kernels::cuda::prefill {
-
-// Sets token and row of the block's query row `i`.
-template <class T>
-__device__ __forceinline__ void AssignQueryRow(const PrefillAttentionParams& p,
-                                               const Block<T>& block, int i, int* token, int* row) {
-  const bool exists = i < block.query_rows;
-  const int64_t query_row = block.first_query_row + (exists ? i : 0);
-  const int head = block.head * block.heads + static_cast<int>(query_row % block.heads);
-  *token = static_cast<int>(query_row / block.heads);
-  *row = exists ? (block.begin + *token) * p.shape.q_heads + head : -1;
-}
 
 // Divides by the softmax sums and writes the warp's rows.
 template <class T>
@@ -141,99 +127,11 @@ __global__ void __launch_bounds__(T::kThreads, 2)
   PrefillByWarps<T>(p, block, *reinterpret_cast<Shared<T>*>(storage));
 }
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// Consumer warpgroup: attends its query rows over pages and BF16 rows and writes them.
-template <class T>
-__device__ __forceinline__ void PrefillByWgmma(const PrefillAttentionParams& p,
-                                               const Block<T>& block, WgmmaShared<T>& block_shared,
-                                               WgmmaBarriers<T>& barriers) {
-  const Warpgroup warpgroup(block);
-  WarpgroupShared<T>& shared = block_shared.warpgroup[warpgroup.index];
-  if (warpgroup.thread < WarpgroupTraits<T>::kQueryRows) {
-    const int i = warpgroup.thread;
-    AssignQueryRow<T>(p, block, WarpgroupTraits<T>::kQueryRows * warpgroup.index + i,
-                      &shared.token[i], &shared.row[i]);
-    for (float(&bias)[WarpgroupTraits<T>::kQueryRows] : shared.bias) bias[i] = 0.0f;
-  }
-  warpgroup.Sync();
-  WgmmaState state;
-  if (block.pages > 0) AttendPagesByWgmma<T>(p, block, block_shared, barriers, warpgroup, state);
-  SignalProducers<T>();  // buffers that BF16 rows are copied to are free
-  RowConsumer<T>(p, block, block_shared, barriers, warpgroup, state).Attend();
-  WriteWarpgroupRows<T>(p, shared, warpgroup, state);
-}
-
-// Producer warps: bring K or V of all tokens to shared memory for both consumer warpgroups.
-template <class T>
-__device__ __forceinline__ void ProduceTokens(const PrefillAttentionParams& p,
-                                              const Block<T>& block, bool value,
-                                              WgmmaShared<T>& shared, WgmmaBarriers<T>& barriers) {
-  if (block.pages > 0) ProducePages<T>(p, block, value, shared, barriers);
-  WaitForConsumers<T>(value);
-  RowProducer<T>(p, block, value, shared, barriers).Run();
-}
-#endif
-
-// The wgmma path, without soft cap and sliding window. The kernel is empty for devices other than
-// sm_90a (RunsWgmma).
-template <class T>
-__global__ void __launch_bounds__(WarpgroupTraits<T>::kThreads, 1)
-    WgmmaPrefillKernel([[maybe_unused]] const __grid_constant__ PrefillAttentionParams p) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(1024) char storage[];
-  __shared__ WgmmaBarriers<T> barriers;
-  const Block<T> block(p);
-  if (block.query_rows <= 0) return;
-  WgmmaShared<T>& shared = *reinterpret_cast<WgmmaShared<T>*>(storage);
-  if (threadIdx.x == 0) InitWgmmaBarriers<T>(block, barriers);
-  __syncthreads();
-  constexpr int kConsumerThreads = WarpgroupTraits<T>::kConsumers * T::kThreads;
-  if (threadIdx.x >= kConsumerThreads) {
-    ptx::ReleaseRegisters<WarpgroupTraits<T>::kProducerRegisters>();
-    ProduceTokens<T>(p, block, threadIdx.x >= kConsumerThreads + T::kThreads, shared, barriers);
-  } else {
-    ptx::AcquireRegisters<WarpgroupTraits<T>::kConsumerRegisters>();
-    PrefillByWgmma<T>(p, block, shared, barriers);
-  }
-#endif
-}
-
-template <class T>
-cudaError_t LaunchKernel(void (*kernel)(PrefillAttentionParams), int threads, int bytes,
-                         const PrefillAttentionParams& p, cudaStream_t stream) {
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return error;
-  const int64_t query_rows =
-      static_cast<int64_t>(p.shape.fresh_max) * (p.shape.q_heads / p.shape.kv_heads);
-  const dim3 grid(static_cast<unsigned>((query_rows + T::kBlockQueryRows - 1) / T::kBlockQueryRows),
-                  static_cast<unsigned>(p.shape.kv_heads), static_cast<unsigned>(p.shape.batch));
-  kernel<<<grid, threads, bytes, stream>>>(p);
-  return cudaGetLastError();
-}
-
 template <class T>
 cudaError_t Launch(const PrefillAttentionParams& p, cudaStream_t stream) {
   constexpr int kBytes = static_cast<int>(sizeof(Shared<T>));
   static_assert(kBytes <= 113 * 1024, "two blocks a multiprocessor");
   return LaunchKernel<T>(PrefillKernel<T>, T::kThreads, kBytes, p, stream);
-}
-
-template <class T>
-cudaError_t LaunchWgmma(const PrefillAttentionParams& p, cudaStream_t stream) {
-  constexpr int kBytes = static_cast<int>(sizeof(WgmmaShared<T>));
-  static_assert(kBytes + 1024 <= 227 * 1024, "what a block of Hopper can have");
-  return LaunchKernel<T>(WgmmaPrefillKernel<T>, WarpgroupTraits<T>::kThreads, kBytes, p, stream);
-}
-
-// Returns in *runs whether the loaded machine code is for sm_90a and the device runs it: only then
-// the kernel uses static shared memory.
-template <class T>
-cudaError_t RunsWgmma(bool* runs) {
-  cudaFuncAttributes attributes{};
-  const cudaError_t error = cudaFuncGetAttributes(&attributes, WgmmaPrefillKernel<T>);
-  *runs = attributes.sharedSizeBytes > 0;
-  return error;
 }
 
 // Tiles of 8 query rows per warp in the mma.sync path: 32 query rows if registers hold their
@@ -244,13 +142,11 @@ inline constexpr int kWarpQueryTiles = dim <= 128 && groups == 1 ? 4 : 2;
 template <int dim, int groups>
 cudaError_t LaunchPrefill(const PrefillAttentionParams& params, cudaStream_t stream,
                           PrefillMma mma) {
-  if constexpr (dim == 128 && groups <= 2) {
-    if (mma == PrefillMma::kAuto && params.soft_cap <= 0.0f && params.window <= 0) {
-      using T = Traits<dim, groups, 4>;
-      bool wgmma = false;
-      const cudaError_t error = RunsWgmma<T>(&wgmma);
-      if (error != cudaSuccess) return error;
-      if (wgmma) return LaunchWgmma<T>(params, stream);
+  if constexpr (dim == 128) {
+    if (mma == PrefillMma::kAuto) {
+      bool launched = false;
+      const cudaError_t error = LaunchWgmmaPrefill<dim, groups>(params, stream, &launched);
+      if (error != cudaSuccess || launched) return error;
     }
   }
   return Launch<Traits<dim, groups, kWarpQueryTiles<dim, groups>>>(params, stream);

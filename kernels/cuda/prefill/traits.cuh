@@ -45,6 +45,16 @@ struct Traits {
   static constexpr int kHoldPages = 16;  // pages between two calls of HeldSums::Take
 };
 
+// Traits of the wgmma path. kExact: q' in two fp16 parts, and a softmax sum of rounded
+// probabilities, for fp32 outputs; BF16 outputs are rounded four times as coarsely as what one part
+// leaves out. kSoftCap: logits are capped.
+template <int dim, int groups, bool exact, bool soft_cap>
+struct WgmmaTraits : Traits<dim, groups, 4> {
+  static constexpr bool kExact = exact;
+  static constexpr bool kSoftCap = soft_cap;
+  static constexpr int kQueryParts = exact ? 2 : 1;
+};
+
 // Shared memory of a block.
 template <class T>
 struct Shared {
@@ -129,8 +139,10 @@ __device__ __forceinline__ int SumOverRows(int x) {
   return x;
 }
 
+// Returns cap tanh(logit / cap) by tanh(x) = 1 - 2 / (1 + e^2x); the error is below 2e-7 cap.
 __device__ __forceinline__ float SoftCap(float logit, float cap) {
-  return cap * tanhf(logit / cap);
+  const float power = ptx::Exp2(logit * __fdividef(2.0f * kLog2E, cap));
+  return fmaf(-2.0f * cap, ptx::Reciprocal(1.0f + power), cap);
 }
 
 // Running softmax and output of a lane's query rows. Accumulator element 2 a + e of (query tile n,

@@ -12,7 +12,7 @@
 
 // Common definitions of the wgmma path. A block has two consumer warpgroups with 64 query rows
 // each, and eight producer warps, four for K and four for V, which serve both consumers: they
-// unpack tiles (warpgroup_pages.cuh) and copy BF16 rows (warpgroup_rows.cuh). Query rows are the
+// unpack tiles (warpgroup_unpack.cuh) and copy BF16 rows (warpgroup_rows.cuh). Query rows are the
 // rows of every MMA, so a row's softmax stays in four lanes.
 //
 // Buffers pass between producers and consumers by pairs of mbarriers: a producer waits until a
@@ -25,24 +25,39 @@ namespace crumb::kernels::cuda::prefill {
 inline constexpr float kWgmmaHeadroom = 10.0f;
 inline constexpr float kWgmmaHeadroomMax = 15.0f;
 
+// The constants of a token's key: 16 fp16 channels, four for each group. Its constant c = c0 + c1
+// in two fp16 parts and the sum s = s0 + s1 of q' over the group multiply as (c0, c0, c1, 0) and
+// (s0, s1, s0, 0). Matrices of constants are not swizzled: 8 rows of the first 8 channels, then of
+// the others, 16 bytes each.
+inline constexpr int kConstantBytes = 32;
+// Returns where the channels of group `y` begin.
+__device__ constexpr int ConstantsOffset(int y) { return y / 2 * 128 + y % 2 * 8; }
+// Returns where the constants of row (token or query row) `row` begin.
+__device__ constexpr int ConstantsRow(int row) { return row / 8 * 256 + row % 8 * 16; }
+
 template <class T>
 struct WarpgroupTraits {
-  static_assert(T::kDim == 128 && T::kWarps == 4 && T::kBlockQueryRows == 128 && T::kGroups <= 2);
+  static_assert(T::kDim == 128 && T::kWarps == 4 && T::kBlockQueryRows == 128 &&
+                T::kGroups <= (T::kExact ? 2 : 4));
   static constexpr int kConsumers = 2;
   static constexpr int kQueryRows = 64;                            // query rows per warpgroup
   static constexpr int kThreads = (kConsumers + 2) * T::kThreads;  // per block
   static constexpr int kLineBytes = 128;  // bytes of an operand's row: 64 channels or tokens
   static constexpr int kMatrixBytes = kQueryRows * kLineBytes;
-  // Tiles per step. Two groups per row need an accumulator each, which leaves registers for one
-  // tile.
-  static constexpr int kStepTiles = T::kGroups == 1 ? 2 : 1;
+  // Tiles per step. If kExact, two groups per row need an accumulator each, which leaves registers
+  // for one tile.
+  static constexpr int kStepTiles = T::kExact && T::kGroups == 2 ? 1 : 2;
+  // Matrices of 64 channels per warpgroup: q' in its parts.
+  static constexpr int kOperands = 2 * T::kQueryParts;
   static constexpr int kStepTokens = kStepTiles * T::kTokens;
   static constexpr int kBuffers = 4 / kStepTiles;  // buffers of unpacked keys, and of values
-  static constexpr int kSlots = 4;                 // buffers of tiles as they are stored
-  static constexpr int kRows = 64;                 // BF16 tokens per stage
+  // Steps of stored tiles in shared memory. Those of a step are refilled a step later.
+  static constexpr int kSlots = !T::kExact ? 5 : kStepTiles == 2 ? 3 : 4;
+  static constexpr int kRows = 64;  // BF16 tokens per stage
   static constexpr int kStages = 4;
   // Registers per thread after they are redistributed; 128 when the kernel starts.
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 216;
+  static constexpr int kProducerRegisters = T::kExact ? 40 : 56;
+  static constexpr int kConsumerRegisters = T::kExact ? 216 : 200;
 };
 
 // Shared memory of one warpgroup. Matrices are [channel / 64] with one line per query row, in the
@@ -50,17 +65,21 @@ struct WarpgroupTraits {
 template <class T>
 struct alignas(1024) WarpgroupShared {
   using U = WarpgroupTraits<T>;
-  char operands[4][U::kMatrixBytes];  // q' in two fp16 parts; later the query, then the output
+  char operands[U::kOperands]
+               [U::kMatrixBytes];  // q' in fp16 parts; then the query; then the output
+  // Sums of q' over each group, laid out as UnpackedKeys::constants, unless kExact.
+  char sums[T::kExact ? 0 : U::kQueryRows][kConstantBytes];
   float bias[U::kStepTiles][U::kQueryRows];  // of the logits of a step's tiles, log2 units
   int token[U::kQueryRows];                  // fresh token of the query row
   int row[U::kQueryRows];                    // index in q and out; negative: no such row
 };
 
-// Unpacked keys of a step: [channel / 64] with one line per token.
+// Unpacked keys of a step: [channel / 64] with one line per token, and the keys' constants.
 template <class T>
 struct UnpackedKeys {
   using U = WarpgroupTraits<T>;
   char codes[2][U::kStepTokens][U::kLineBytes];
+  char constants[T::kExact ? 0 : U::kStepTokens][kConstantBytes];
 };
 // Unpacked values of a step: one line of a tile's tokens per channel.
 template <class T>
@@ -69,11 +88,10 @@ struct UnpackedValues {
   char values[U::kStepTiles][T::kDim][U::kLineBytes];
 };
 
-// K or V of a tile as it is stored.
+// The tiles of a step as they are stored.
 template <class T>
-struct StoredTile {
-  char codes[T::kCodeBytes];
-  char meta[T::kMetaBytes];
+struct StoredTiles {
+  char bytes[WarpgroupTraits<T>::kStepTiles][T::kTileBytes];
 };
 
 template <class T>
@@ -88,22 +106,23 @@ struct WgmmaShared {
     struct {
       UnpackedKeys<T> keys[U::kBuffers];
       UnpackedValues<T> values[U::kBuffers];
-      StoredTile<T> tiles[2][U::kSlots];  // K, V
-      // Metadata of two tokens: scales times the factor of scores (x, y), and minima (z, w).
-      float4 key_meta[U::kBuffers][T::kGroups][U::kStepTokens / 2];
+      StoredTiles<T> tiles[U::kSlots];
+      // If kExact, metadata of two tokens: scales times the factor of scores (x, y), minima (z, w).
+      float4 key_meta[T::kExact ? U::kBuffers : 0][T::kGroups][U::kStepTokens / 2];
     };
     char rows[U::kStages][2][2][U::kRows][U::kLineBytes];  // [stage][K, V][channel / 64][token]
   };
+  // Factors of a step's scores: of tokens 16 w to 16 w + 15 of its tiles. Not used if kExact.
+  float4 key_factor[U::kBuffers];
   int value_exponent[U::kBuffers];  // values of a step are divided by 2^exponent
   float most[U::kConsumers * T::kWarps];
 };
 
-// The mbarriers: full barriers of tile slots; full and free barriers of unpacked keys, values and
-// BF16 rows.
+// The mbarriers: full and free barriers of stored tiles, unpacked keys, values and BF16 rows.
 template <class T>
 struct WgmmaBarriers {
   using U = WarpgroupTraits<T>;
-  uint64_t tile[2][U::kSlots];  // K, V
+  uint64_t tile[U::kSlots], tile_free[U::kSlots];
   uint64_t keys[U::kBuffers], keys_free[U::kBuffers];
   uint64_t values[U::kBuffers], values_free[U::kBuffers];
   uint64_t rows[U::kStages], rows_free[U::kStages];
@@ -176,14 +195,14 @@ __device__ __forceinline__ void WaitForConsumers(bool value) {
 
 // Waits for the use of a buffer that `step` makes; its number is the parity of the barrier.
 template <int kBuffers>
-__device__ __forceinline__ void WaitStep(const uint64_t (&barriers)[kBuffers], int step) {
+__device__ __forceinline__ void WaitStep(const uint64_t (&barriers)[kBuffers], uint32_t step) {
   ptx::WaitBarrier(ptx::SharedAddress(&barriers[step % kBuffers]), step / kBuffers % 2);
 }
 
 // Arrives on the barrier of the buffer that `step` uses. Every lane arrives for itself, when it has
 // written or read its part.
 template <int kBuffers>
-__device__ __forceinline__ void ArriveStep(uint64_t (&barriers)[kBuffers], int step) {
+__device__ __forceinline__ void ArriveStep(uint64_t (&barriers)[kBuffers], uint32_t step) {
   ptx::Arrive(ptx::SharedAddress(&barriers[step % kBuffers]), 1);
 }
 
@@ -198,8 +217,8 @@ __device__ __forceinline__ void InitWgmmaBarriers(const Block<T>& block,
     ptx::InitBarrier(ptx::SharedAddress(&barrier), arrivals);
   };
   for (int i = 0; i < U::kSlots; ++i) {
-    init(barriers.tile[0][i], 1);
-    init(barriers.tile[1][i], 1);
+    init(barriers.tile[i], 1);
+    init(barriers.tile_free[i], 2 * T::kWarps);
   }
   for (int i = 0; i < U::kBuffers; ++i) {
     init(barriers.keys[i], T::kThreads);
@@ -241,50 +260,102 @@ __device__ __forceinline__ float MaxOverQuad(float x) {
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-// Replaces a step's logits, relative to the running max, by probabilities. Raises the running max
-// of rows that exceed the limit; it then returns true, and the caller multiplies outputs by
-// `factor`. The caller sums the probabilities.
-template <int kTokenTiles>
-__device__ __forceinline__ bool ExponentiateScores(float (&t)[kTokenTiles][4], WgmmaState& state,
-                                                   float (&factor)[2]) {
+// Raises the running max of rows whose logits t[kBegin .. kEnd), relative to it, exceed the limit.
+// Multiplies `factor`, the softmax sum and t[0 .. kBegin), which are probabilities already, by what
+// the change scales older probabilities with.
+template <int kBegin, int kEnd, int kTokenTiles>
+__device__ __forceinline__ void RaiseRunningMax(float (&t)[kTokenTiles][4], WgmmaState& state,
+                                                float (&factor)[2]) {
+#pragma unroll
+  for (int a = 0; a < 2; ++a) {
+    float top = -INFINITY;
+#pragma unroll
+    for (int n = kBegin; n < kEnd; ++n) top = fmaxf(top, fmaxf(t[n][2 * a], t[n][2 * a + 1]));
+    top = MaxOverQuad(top);
+    if (state.known) top = fmaxf(top, kWgmmaHeadroom);
+    const float moved = top > -INFINITY ? top - kWgmmaHeadroom : 0.0f;
+    const float scale = state.known ? ptx::Exp2(-moved) : 1.0f;
+    state.minus_running_max[a] -= moved;
+    state.sum[a] *= scale;
+    factor[a] *= scale;
+#pragma unroll
+    for (int n = 0; n < kEnd; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = t[n][2 * a + e];
+        x = n < kBegin ? x * scale : x - moved;
+      }
+    }
+  }
+  state.known = true;
+}
+
+// Turns the logits of a step into probabilities, half a step at a time: the exponentials of the
+// first half run beside the logits of the second, which `logits` computes. It has
+//   Begin(half): called before the logits of a half
+//   Compute(n): sets t[n] to logits in log2 units relative to the running max
+//   End(half): called after them.
+// kSum: adds the probabilities to the softmax sum. If it raises the running max of a row it returns
+// true, and the caller multiplies outputs by `factor`.
+template <bool kSum, int kTokenTiles, class Logits>
+__device__ __forceinline__ bool ComputeProbabilities(float (&t)[kTokenTiles][4], Logits&& logits,
+                                                     WgmmaState& state, float (&factor)[2]) {
+  constexpr int kHalf = kTokenTiles / 2;
   // Compared as integers, positive floats have their order and negative ones are below them.
   int beyond[4] = {};
-#pragma unroll
-  for (int n = 0; n < kTokenTiles; ++n) {
+  const auto compute = [&](int n) {
+    logits.Compute(n);
     const int i = n % 2 * 2;  // independent chains
     beyond[i] = __vimax3_s32(beyond[i], __float_as_int(t[n][0]), __float_as_int(t[n][1]));
     beyond[i + 1] = __vimax3_s32(beyond[i + 1], __float_as_int(t[n][2]), __float_as_int(t[n][3]));
-  }
-  const int most = max(max(beyond[0], beyond[1]), max(beyond[2], beyond[3]));
-  const bool moves = __any_sync(~0u, most > __float_as_int(kWgmmaHeadroomMax) || !state.known);
-  if (__builtin_expect(moves, 0)) {
-#pragma unroll
-    for (int a = 0; a < 2; ++a) {
-      float top = -INFINITY;
-#pragma unroll
-      for (int n = 0; n < kTokenTiles; ++n) {
-        top = fmaxf(top, fmaxf(t[n][2 * a], t[n][2 * a + 1]));
-      }
-      top = MaxOverQuad(top);
-      if (state.known) top = fmaxf(top, kWgmmaHeadroom);
-      const float moved = top > -INFINITY ? top - kWgmmaHeadroom : 0.0f;
-      state.minus_running_max[a] -= moved;
-      factor[a] = state.known ? ptx::Exp2(-moved) : 1.0f;
-      state.sum[a] *= factor[a];
-#pragma unroll
-      for (int n = 0; n < kTokenTiles; ++n) {
-        t[n][2 * a] -= moved;
-        t[n][2 * a + 1] -= moved;
-      }
-    }
-    state.known = true;
-  }
-#pragma unroll
-  for (int n = 0; n < kTokenTiles; ++n) {
+  };
+  const auto exceeds = [&] {
+    const int most = max(max(beyond[0], beyond[1]), max(beyond[2], beyond[3]));
+    return __any_sync(~0u, most > __float_as_int(kWgmmaHeadroomMax) || !state.known);
+  };
+  float sum[2][2] = {};
+  const auto exponentiate = [&](int n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) t[n][i] = ptx::Exp2(t[n][i]);
+    if constexpr (kSum) {
+      sum[n % 2][0] += t[n][0] + t[n][1];
+      sum[n % 2][1] += t[n][2] + t[n][3];
+    }
+  };
+  factor[0] = factor[1] = 1.0f;
+  bool moved = false;
+  logits.Begin(0);
+#pragma unroll
+  for (int n = 0; n < kHalf; ++n) compute(n);
+  logits.End(0);
+  if (__builtin_expect(exceeds(), 0)) {
+    RaiseRunningMax<0, kHalf>(t, state, factor);
+    moved = true;
   }
-  return moves;
+  beyond[0] = beyond[1] = beyond[2] = beyond[3] = 0;
+  logits.Begin(1);
+#pragma unroll
+  for (int n = 0; n < kHalf; ++n) {
+    compute(kHalf + n);
+    exponentiate(n);
+  }
+  logits.End(1);
+  if constexpr (kSum) {
+    state.sum[0] += sum[0][0] + sum[1][0];
+    state.sum[1] += sum[0][1] + sum[1][1];
+  }
+  if (__builtin_expect(exceeds(), 0)) {
+    RaiseRunningMax<kHalf, kTokenTiles>(t, state, factor);
+    moved = true;
+  }
+  sum[0][0] = sum[0][1] = sum[1][0] = sum[1][1] = 0.0f;
+#pragma unroll
+  for (int n = kHalf; n < kTokenTiles; ++n) exponentiate(n);
+  if constexpr (kSum) {
+    state.sum[0] += sum[0][0] + sum[1][0];
+    state.sum[1] += sum[0][1] + sum[1][1];
+  }
+  return moved;
 }
 
 __device__ __forceinline__ void ScaleOutput(const float (&factor)[2], WgmmaState& state) {

@@ -21,6 +21,7 @@ template <class T>
 class PageConsumer {
   using U = WarpgroupTraits<T>;
   static constexpr int kTokenTiles = U::kStepTokens / 8;
+  static constexpr int kAccumulators = T::kExact ? T::kGroups : 1;
 
  public:
   __device__ __forceinline__ PageConsumer(const PrefillAttentionParams& p, const Block<T>& block,
@@ -35,7 +36,14 @@ class PageConsumer {
         warpgroup_(warpgroup),
         state_(state),
         query_(Matrix(shared.warpgroup[warpgroup.index].operands[0])),
-        next_bias_page_(p.offset != nullptr || p.shift != nullptr ? 0 : INT_MAX) {}
+        cap_(p.soft_cap * kLog2E),
+        cap_rate_(T::kSoftCap ? 2.0f / p.soft_cap : 0.0f),
+        next_bias_page_(p.offset != nullptr || (p.shift != nullptr && !T::kSoftCap) ? 0 : INT_MAX) {
+    if constexpr (T::kSoftCap) {
+#pragma unroll
+      for (int a = 0; a < 2; ++a) shift_[a] = LoadShift(warpgroup.Query(a));
+    }
+  }
 
   // Attends all pages. Returns the exponent: outputs are divided by 2^exponent.
   __device__ __forceinline__ int Attend() {
@@ -78,16 +86,22 @@ class PageConsumer {
     ptx::FenceWgmma();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int y = half * T::kGroups / 2;
+      const int y = T::kExact ? half * T::kGroups / 2 : 0;
 #pragma unroll
-      for (int part = 1; part >= 0; --part) {
+      for (int part = T::kQueryParts - 1; part >= 0; --part) {
 #pragma unroll
         for (int s = 0; s < 4; ++s) {
-          const bool first = part == 1 && s == 0 && (half == 0 || T::kGroups == 2);
+          const bool first =
+              part == T::kQueryParts - 1 && s == 0 && (half == 0 || kAccumulators == 2);
           ptx::WgmmaF16Shared<kTokenTiles>(acc_[y], query_ + (2 * part + half) * kHalf + 2 * s,
                                            keys + half * kKeys + 2 * s, !first);
         }
       }
+    }
+    if constexpr (!T::kExact) {
+      ptx::WgmmaF16Shared<kTokenTiles>(
+          acc_[0], ptx::PlainMatrix(ptx::SharedAddress(shared_.warpgroup[warpgroup_.index].sums)),
+          ptx::PlainMatrix(ptx::SharedAddress(shared_.keys[step % U::kBuffers].constants)), true);
     }
     ptx::CommitWgmma();
   }
@@ -120,48 +134,86 @@ class PageConsumer {
     }
   }
 
-  // Turns the step's scores into probabilities in place, while values of the previous step may
-  // still be accumulating. Returns whether the running max was raised (ExponentiateScores).
-  __device__ __forceinline__ bool Finish(int step, float (&factor)[2]) {
+  // The logits of a step, for ComputeProbabilities.
+  struct StepLogits {
+    PageConsumer& consumer;
+    const int step;
+    float bias[2], base[2];  // added to a logit before and after the cap, per query row of the lane
+    float4 factor;           // of the scores of a tile's tokens by sixteens, unless kExact
+
+    __device__ __forceinline__ void Begin(int half) {
+      if constexpr (!T::kExact) {
+        if (half == 0) factor = consumer.shared_.key_factor[step % U::kBuffers];
+      }
+      const int tile = half * U::kStepTiles / 2;
 #pragma unroll
-    for (int y = 0; y < T::kGroups; ++y) ptx::TakeWgmmaResults(acc_[y]);
-    const int buffer = step % U::kBuffers;
-#pragma unroll
-    for (int t = 0; t < U::kStepTiles; ++t) {
-      const float(&bias)[U::kQueryRows] = shared_.warpgroup[warpgroup_.index].bias[t];
-      const float base[2] = {state_.minus_running_max[0] + bias[warpgroup_.Query(0)],
-                             state_.minus_running_max[1] + bias[warpgroup_.Query(1)]};
-#pragma unroll
-      for (int n = 8 * t; n < 8 * t + 8; ++n) {
+      for (int a = 0; a < 2; ++a) {
+        bias[a] = consumer.shared_.warpgroup[consumer.warpgroup_.index]
+                      .bias[tile][consumer.warpgroup_.Query(a)];
+        base[a] = consumer.state_.minus_running_max[a];
+        if constexpr (T::kSoftCap) {
+          base[a] += consumer.cap_ - consumer.shift_[a];
+        } else {
+          bias[a] += base[a];
+        }
+      }
+    }
+
+    __device__ __forceinline__ void Compute(int n) {
+      float x[4] = {bias[0], bias[0], bias[1], bias[1]};
+      if constexpr (T::kExact) {
         float4 meta[T::kGroups];
-        LoadMeta(buffer, n, meta);
-        float x[4] = {base[0], base[0], base[1], base[1]};
+        consumer.LoadMeta(step % U::kBuffers, n, meta);
 #pragma unroll
         for (int y = 0; y < T::kGroups; ++y) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            x[i] = fmaf(query_sum_[y][i / 2], i % 2 == 0 ? meta[y].z : meta[y].w, x[i]);
-            x[i] = fmaf(acc_[y][n][i], i % 2 == 0 ? meta[y].x : meta[y].y, x[i]);
+            x[i] = fmaf(consumer.query_sum_[y][i / 2], i % 2 == 0 ? meta[y].z : meta[y].w, x[i]);
+            x[i] = fmaf(consumer.acc_[y][n][i], i % 2 == 0 ? meta[y].x : meta[y].y, x[i]);
           }
         }
+      } else {
+        const int w = n % 8 / 2;
+        const float f = w == 0 ? factor.x : w == 1 ? factor.y : w == 2 ? factor.z : factor.w;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) acc_[0][n][i] = x[i];
+        for (int i = 0; i < 4; ++i) x[i] = fmaf(consumer.acc_[0][n][i], f, x[i]);
       }
-      if (__builtin_expect(t > 0 && step * U::kStepTiles + t >= block_.pages, 0)) {
-        asm volatile("");  // keeps a branch: as selects these instructions would run in every step
 #pragma unroll
-        for (int n = 8 * t; n < 8 * t + 8; ++n) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) acc_[0][n][i] = -INFINITY;
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (T::kSoftCap) {
+          // cap tanh(x / cap) = cap - 2 cap / (1 + e^(2 x / cap))
+          const float power = ptx::Exp2(x[i] * consumer.cap_rate_);
+          x[i] = fmaf(-2.0f * consumer.cap_, ptx::Reciprocal(1.0f + power), base[i / 2]);
         }
+        consumer.acc_[0][n][i] = x[i];
       }
     }
-    ArriveStep(barriers_.keys_free, step);
-    return ExponentiateScores<kTokenTiles>(acc_[0], state_, factor);
+
+    __device__ __forceinline__ void End(int half) {
+      if (half == 0) return;
+      if (__builtin_expect(U::kStepTiles > 1 && step * U::kStepTiles + 1 >= consumer.block_.pages,
+                           0)) {
+        asm volatile("");  // keeps a branch: as selects these instructions would run in every step
+#pragma unroll
+        for (int n = kTokenTiles / 2; n < kTokenTiles; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) consumer.acc_[0][n][i] = -INFINITY;
+        }
+      }
+      ArriveStep(consumer.barriers_.keys_free, step);
+    }
+  };
+
+  // Turns the step's scores into probabilities in place, while values of the previous step may
+  // still be accumulating. Returns whether the running max was raised (ComputeProbabilities).
+  __device__ __forceinline__ bool Finish(int step, float (&factor)[2]) {
+#pragma unroll
+    for (int y = 0; y < kAccumulators; ++y) ptx::TakeWgmmaResults(acc_[y]);
+    return ComputeProbabilities<!T::kExact>(acc_[0], StepLogits{*this, step}, state_, factor);
   }
 
-  // Packs the probabilities as operands. The softmax sum adds the rounded probabilities, so a token
-  // that holds nearly all of a row has no rounding error.
+  // Packs the probabilities as operands. If kExact, the softmax sum adds the rounded probabilities,
+  // so a token that holds nearly all of a row has no rounding error.
   __device__ __forceinline__ void Pack() {
 #pragma unroll
     for (int k = 0; k < kTokenTiles / 2; ++k) {
@@ -169,7 +221,9 @@ class PageConsumer {
       for (int i = 0; i < 4; ++i) {
         const float(&x)[4] = acc_[0][2 * k + i / 2];
         packed_[k][i] = ptx::PackHalf(x[2 * (i % 2)], x[2 * (i % 2) + 1]);
-        state_.sum[i % 2] += ptx::LowHalf(packed_[k][i]) + ptx::HighHalf(packed_[k][i]);
+        if constexpr (T::kExact) {
+          state_.sum[i % 2] += ptx::LowHalf(packed_[k][i]) + ptx::HighHalf(packed_[k][i]);
+        }
       }
     }
   }
@@ -207,8 +261,14 @@ class PageConsumer {
       bias =
           p_.offset[static_cast<int64_t>(row) * p_.position_blocks + position_block] * block_.scale;
     }
-    if (row >= 0 && p_.shift != nullptr) bias -= p_.shift[row % p_.shape.q_heads];
-    return bias * kLog2E;
+    bias *= kLog2E;
+    return T::kSoftCap ? bias : bias - LoadShift(query);
+  }
+
+  // Returns the shift of a query row, log2 units. It applies after the cap.
+  __device__ __forceinline__ float LoadShift(int query) const {
+    const int row = shared_.warpgroup[warpgroup_.index].row[query];
+    return row >= 0 && p_.shift != nullptr ? p_.shift[row % p_.shape.q_heads] * kLog2E : 0.0f;
   }
 
   const PrefillAttentionParams& p_;
@@ -219,7 +279,9 @@ class PageConsumer {
   const Warpgroup& warpgroup_;
   WgmmaState& state_;
   const uint64_t query_;
-  float acc_[T::kGroups][kTokenTiles][4];
+  const float cap_, cap_rate_;  // the cap in log2 units; 2 / cap in nats
+  float shift_[2] = {};         // of the lane's query rows, if kSoftCap
+  float acc_[kAccumulators][kTokenTiles][4];
   uint32_t packed_[kTokenTiles / 2][4];
   int exponent_ = 0;
   int next_bias_page_;  // first page of the next position block

@@ -108,9 +108,24 @@ __device__ __forceinline__ void RotateWarpgroupQuery(const PrefillAttentionParam
   ptx::TakeWgmmaResults(rotated);
 }
 
-// Prepares q' of the warpgroup's query rows as operands in two fp16 parts, and sets `sum` to its
-// sums over each group's channels. q' is in log2 units, times 2^exponent (the same for both
-// warpgroups), divided by the power of two that CodePair multiplies a channel's codes with.
+// Stores the sums of q' of the lane's query row `a` for the keys' constants. A lane stores a group.
+template <class T>
+__device__ __forceinline__ void StoreSums(const float (&sum)[T::kGroups][2], int a,
+                                          WarpgroupShared<T>& shared, const Warpgroup& warpgroup) {
+  const int y = warpgroup.lane % 4;
+  float own = 0.0f;
+#pragma unroll
+  for (int i = 0; i < T::kGroups; ++i) own = i == y ? sum[i][a] : own;
+  uint32_t first, rest;
+  SplitHalf(own, own, &first, &rest);
+  char* row = shared.sums[0] + ConstantsRow(warpgroup.Query(a)) + ConstantsOffset(y);
+  *reinterpret_cast<uint2*>(row) = make_uint2(__byte_perm(first, rest, 0x5410), first & 0xffff);
+}
+
+// Prepares q' of the warpgroup's query rows as operands in one or two fp16 parts, and sets `sum` to
+// its sums over each group's channels. q' is in log2 units, times 2^exponent (the same for both
+// warpgroups); if kExact, divided by the power of two that CodePair multiplies a channel's codes
+// with.
 template <class T>
 __device__ __forceinline__ void PrepareWarpgroupQuery(const PrefillAttentionParams& p,
                                                       const Block<T>& block, WgmmaShared<T>& shared,
@@ -135,28 +150,35 @@ __device__ __forceinline__ void PrepareWarpgroupQuery(const PrefillAttentionPara
   const int exponent = QueryExponent(most);
 #pragma unroll
   for (int y = 0; y < T::kGroups; ++y) sum[y][0] = sum[y][1] = 0.0f;
-  char(&operands)[4][WarpgroupTraits<T>::kMatrixBytes] = shared.warpgroup[warpgroup.index].operands;
+  char(&operands)[WarpgroupTraits<T>::kOperands][WarpgroupTraits<T>::kMatrixBytes] =
+      shared.warpgroup[warpgroup.index].operands;
 #pragma unroll
   for (int n = 0; n < 16; n += 2) {
-    float(&own)[2] = sum[n / 8 * T::kGroups / 2];
+    float(&own)[2] = sum[n * T::kGroups / 16];
     uint32_t high[4], low[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       // The index of a channel's pair in its word is that of its eight channels.
-      const float unit = PowerOfTwo(CodeShift((n + i / 2) % 8));
+      const float unit = T::kExact ? PowerOfTwo(CodeShift((n + i / 2) % 8)) : 1.0f;
       const float f = factor * PowerOfTwo(exponent) / unit;
       const float(&x)[4] = rotated[n + i / 2];
       SplitHalf(x[2 * (i % 2)] * f, x[2 * (i % 2) + 1] * f, &high[i], &low[i]);
+      if constexpr (T::kQueryParts == 1) low[i] = 0;
       own[i % 2] = fmaf(ptx::LowHalf(high[i]) + ptx::LowHalf(low[i]), unit, own[i % 2]);
       own[i % 2] = fmaf(ptx::HighHalf(high[i]) + ptx::HighHalf(low[i]), unit, own[i % 2]);
     }
     ptx::StoreMatrices(LineAddress<T>(operands[n / 8], n % 8, warpgroup), high);
-    ptx::StoreMatrices(LineAddress<T>(operands[2 + n / 8], n % 8, warpgroup), low);
+    if constexpr (T::kQueryParts == 2) {
+      ptx::StoreMatrices(LineAddress<T>(operands[2 + n / 8], n % 8, warpgroup), low);
+    }
   }
 #pragma unroll
-  for (int y = 0; y < T::kGroups; ++y) {
+  for (int a = 0; a < 2; ++a) {
 #pragma unroll
-    for (int a = 0; a < 2; ++a) sum[y][a] = SumOverQuad(sum[y][a]) * PowerOfTwo(-exponent);
+    for (int y = 0; y < T::kGroups; ++y) {
+      sum[y][a] = SumOverQuad(sum[y][a]) * (T::kExact ? PowerOfTwo(-exponent) : 1.0f);
+    }
+    if constexpr (!T::kExact) StoreSums<T>(sum, a, shared.warpgroup[warpgroup.index], warpgroup);
   }
 }
 

@@ -132,7 +132,8 @@ class RowConsumer {
                                          const Warpgroup& warpgroup, WgmmaState& state)
       : before_(block.sink + block.recent),
         stages_((Bf16RowsEnd(block) + U::kRows - 1) / U::kRows),
-        factor_(block.scale * kLog2E),
+        scale_(block.scale),
+        cap_(p.soft_cap),
         shared_(shared),
         barriers_(barriers),
         warpgroup_(warpgroup),
@@ -202,28 +203,37 @@ class RowConsumer {
     ptx::CommitWgmma();
   }
 
+  // The logits of a stage, for ComputeProbabilities.
+  struct StageLogits {
+    RowConsumer& consumer;
+    const int first_token;
+    const bool masked;  // some rows do not attend all tokens of the stage
+
+    __device__ __forceinline__ void Begin(int) const {}
+    __device__ __forceinline__ void Compute(int n) const {
+      const WgmmaState& state = consumer.state_;
+      float(&x)[4] = consumer.acc_[n];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (T::kSoftCap) {
+          x[i] = SoftCap(x[i] * consumer.scale_, consumer.cap_) * kLog2E +
+                 state.minus_running_max[i / 2];
+        } else {
+          x[i] = fmaf(x[i], consumer.scale_ * kLog2E, state.minus_running_max[i / 2]);
+        }
+        const int token = first_token + 8 * n + i % 2;
+        if (masked && token > consumer.token_[i / 2]) x[i] = -INFINITY;
+      }
+    }
+    __device__ __forceinline__ void End(int) const {}
+  };
+
   __device__ __forceinline__ bool Finish(int stage, float (&factor)[2]) {
     ptx::TakeWgmmaResults(acc_);
     const int first = stage * U::kRows;
     const bool masked = first + U::kRows - 1 > min(token_[0], token_[1]);
-#pragma unroll
-    for (int n = 0; n < kTokenTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        acc_[n][i] = fmaf(acc_[n][i], factor_, state_.minus_running_max[i / 2]);
-      }
-    }
-    if (masked) {
-#pragma unroll
-      for (int n = 0; n < kTokenTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int token = first + 8 * n + 2 * (warpgroup_.lane % 4) + i % 2;
-          if (token > token_[i / 2]) acc_[n][i] = -INFINITY;
-        }
-      }
-    }
-    return ExponentiateScores<kTokenTiles>(acc_, state_, factor);
+    const StageLogits logits{*this, first + 2 * (warpgroup_.lane % 4), masked};
+    return ComputeProbabilities<true>(acc_, logits, state_, factor);
   }
 
   // Splits the probabilities into operands of two bf16 parts.
@@ -234,13 +244,12 @@ class RowConsumer {
       for (int i = 0; i < 4; ++i) {
         const float(&x)[4] = acc_[2 * k + i / 2];
         ptx::SplitBf16(x[2 * (i % 2)], x[2 * (i % 2) + 1], &high_[k][i], &low_[k][i]);
-        state_.sum[i % 2] += x[2 * (i % 2)] + x[2 * (i % 2) + 1];
       }
     }
   }
 
   const int before_, stages_;
-  const float factor_;
+  const float scale_, cap_;  // of logits, in nats
   WgmmaShared<T>& shared_;
   WgmmaBarriers<T>& barriers_;
   const Warpgroup& warpgroup_;
@@ -283,7 +292,7 @@ __device__ __forceinline__ void WriteWarpgroupRows(const PrefillAttentionParams&
         const float(&y)[4] = state.out[n + i / 2];
         x[i] = ptx::PackBf16(y[2 * (i % 2)], y[2 * (i % 2) + 1]);
       }
-      ptx::StoreMatrices(LineAddress<T>(shared.operands[2 + n / 8], n % 8, warpgroup), x);
+      ptx::StoreMatrices(LineAddress<T>(shared.operands[n / 8], n % 8, warpgroup), x);
     }
     warpgroup.Sync();
     constexpr int kPieces = T::kDim / 8;
@@ -292,7 +301,7 @@ __device__ __forceinline__ void WriteWarpgroupRows(const PrefillAttentionParams&
       const int query = i / kPieces, piece = i % kPieces, row = shared.row[query];
       if (row < 0) continue;
       reinterpret_cast<uint4*>(p.out)[static_cast<int64_t>(row) * kPieces + piece] =
-          *reinterpret_cast<const uint4*>(shared.operands[2 + piece / 8] + query * U::kLineBytes +
+          *reinterpret_cast<const uint4*>(shared.operands[piece / 8] + query * U::kLineBytes +
                                           ((piece ^ query) % 8) * 16);
     }
     return;

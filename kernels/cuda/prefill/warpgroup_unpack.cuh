@@ -6,22 +6,17 @@
 #include <cstdint>
 
 #include "kernels/cuda/prefill/warpgroup.cuh"
+#include "kernels/cuda/prefill/warpgroup_tiles.cuh"
 
-// The producers of the wgmma path over INT2 page tiles: eight warps copy tiles to shared memory and
-// unpack them into wgmma operands, four warps K and four V, once for the 128 query rows of a block.
+// The producers of the wgmma path over INT2 page tiles: eight warps unpack stored tiles into wgmma
+// operands, four warps K and four V, once for the 128 query rows of a block.
 //
-// K and V pass through two rings each: StoredTiles holds tiles as they are stored, WgmmaShared the
-// unpacked ones. A producer waits for a stored tile, waits until consumers have freed the buffer
-// that it unpacks to, unpacks, arrives on the buffer's full barrier and refills the tile's slot.
+// A producer warp waits for the stored tiles of a step (warpgroup_tiles.cuh), waits until consumers
+// have freed the buffer that it unpacks to, unpacks, releases the tiles and arrives on the buffer's
+// full barrier.
 namespace crumb::kernels::cuda::prefill {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-template <class T>
-__device__ __forceinline__ int PageSteps(const Block<T>& block) {
-  constexpr int kStepTiles = WarpgroupTraits<T>::kStepTiles;
-  return (block.pages + kStepTiles - 1) / kStepTiles;
-}
 
 // Returns the values of two tokens: the codes at `mask` of a word, times scale, plus minimum.
 __device__ __forceinline__ uint32_t Value(uint32_t word, uint32_t mask, uint32_t scale,
@@ -33,76 +28,168 @@ __device__ __forceinline__ uint32_t Value(uint32_t word, uint32_t mask, uint32_t
   return reinterpret_cast<const uint32_t&>(value);
 }
 
-// Ring of the K or V halves of tiles as they are stored. The four producer warps of K, or of V,
-// share it; each reads 16 tokens of a tile.
+// The largest scale and the largest magnitude of a minimum, as bits of fp16 numbers.
+struct MetaRange {
+  uint32_t scale = 0, minimum = 0;
+
+  __device__ __forceinline__ void Add(uint32_t meta) {
+    scale = max(scale, meta & 0x7fff);
+    minimum = max(minimum, meta & 0x7fff0000);
+  }
+  // Returns the exponent that brings the scales of all lanes below 2^-2 and their minima below
+  // 2^14, so that values and sums stay within fp16's range.
+  __device__ __forceinline__ int Exponent() const {
+    // Each is below 2^(x / 2^10 - 14).
+    return static_cast<int>(max(__reduce_max_sync(~0u, scale) / 1024 + 16,
+                                (__reduce_max_sync(~0u, minimum) >> 16) / 1024)) -
+           28;
+  }
+};
+
+// Sets x to the values of the pairs 4 q .. 4 q + 3 of a word: code * scale + minimum, where `low`
+// and `high` are the scale times 2^18 and 2^16, for codes at bits 6 and 8.
+__device__ __forceinline__ void UnpackPairs(uint32_t word, int q, uint32_t low, uint32_t high,
+                                            uint32_t minimum, uint32_t (&x)[4]) {
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {
+    // The rotation brings pairs 4 q + 2 k and 4 q + 2 k + 1 to bits 6 and 8.
+    const uint32_t rotation = (38 - 4 * (2 * q + k)) % 32;
+    const uint32_t rotated = __funnelshift_l(word, word, rotation);
+    x[2 * k] = Value(rotated, 0x00c000c0u, low, minimum);
+    x[2 * k + 1] = Value(rotated, 0x03000300u, high, minimum);
+  }
+}
+
+// Unpacks keys to fp16, for BF16 outputs: (code - 1.5) * scale, divided by a power of two that the
+// warp's tokens of a step share. What is left of a key, minimum + 1.5 * scale in every channel of a
+// group, makes up 16 further channels (kConstantBytes), whose query holds the sum of q' over the
+// group.
 template <class T>
-class StoredTiles {
+class KeyUnpacker {
   using U = WarpgroupTraits<T>;
+  static constexpr int kMetaOffset = 2 * T::kCodeBytes;
 
  public:
-  __device__ __forceinline__ StoredTiles(const PrefillAttentionParams& p, const Block<T>& block,
-                                         bool value, WgmmaShared<T>& shared,
+  __device__ __forceinline__ KeyUnpacker(const Block<T>& block, WgmmaShared<T>& shared,
                                          WgmmaBarriers<T>& barriers)
-      : p_(p),
-        block_(block),
-        offset_(value ? T::kCodeBytes : 0),
-        meta_offset_(2 * T::kCodeBytes + (value ? T::kMetaBytes : 0)),
-        slots_(ptx::SharedAddress(shared.tiles[value][0].codes)),
-        barriers_(ptx::SharedAddress(barriers.tile[value])) {
-    for (int i = 0; i < U::kSlots; ++i) Fill();
+      : steps_(PageSteps(block)),
+        tiles_(block, shared, barriers),
+        shared_(shared),
+        barriers_(barriers),
+        warp_(static_cast<int>(threadIdx.x) / 32 % T::kWarps),
+        lane_(static_cast<int>(threadIdx.x) % 32) {
+    // Pieces l / 8 and 4 + l / 8 of line l % 8.
+    const uint32_t line = ptx::SharedAddress(shared.keys[0].codes[0][16 * warp_ + lane_ % 8]);
+    to_[0] = line + ((lane_ / 8) ^ (lane_ % 8)) * 16;
+    to_[1] = line + ((4 + lane_ / 8) ^ (lane_ % 8)) * 16;
+    const int r = lane_ / 4;
+    meta_ = kMetaOffset + 64 * (r / 2) + 32 * (r % 2) + 8 * warp_;
+    constants_ = ptx::SharedAddress(shared.keys[0].constants) + 16 * warp_ * kConstantBytes +
+                 16 * r + ConstantsOffset(lane_ % 4);
   }
 
-  // Starts copying the next tile, into the slot of the tile kSlots before it. Only the first warp
-  // copies.
-  __device__ __forceinline__ void Fill() {
-    if (threadIdx.x % T::kThreads >= 32 || next_ >= block_.pages) return;
-    const int lane = static_cast<int>(threadIdx.x) % 32, index = next_ % 32;
-    const uint32_t slot = next_ % U::kSlots;
-    if (index == 0 && next_ + lane < block_.pages) {
-      address_ = p_.page_address[static_cast<int64_t>(block_.sequence) * p_.shape.max_pages +
-                                 next_ + lane] +
-                 p_.page_layer_offset + block_.head * p_.page_head_stride;
-    }
-    const uint64_t from = __shfl_sync(~0u, address_, index);
-    if (lane == 0) {
-      const uint32_t barrier = barriers_ + 8 * slot, to = slots_ + slot * kSlotBytes;
-      ptx::ArriveExpecting(barrier, kSlotBytes);
-      ptx::CopyBulkShared(to, from + offset_, T::kCodeBytes, barrier);
-      ptx::CopyBulkShared(to + T::kCodeBytes, from + meta_offset_, T::kMetaBytes, barrier);
-    }
-    ++next_;
-  }
-
-  // Waits for a page's half tile and returns the address of its codes, which scales and minima
-  // follow. A page after the last one, in the last step, is the last one again.
-  __device__ __forceinline__ uint32_t Tile(int page) const {
-    page = min(page, block_.pages - 1);
-    ptx::WaitBarrier(barriers_ + 8 * (page % U::kSlots), page / U::kSlots % 2);
-    return slots_ + page % U::kSlots * kSlotBytes;
-  }
-
-  // Waits until all four warps have read a step's slots and refills them.
-  __device__ __forceinline__ void Release(int barrier) {
-    ptx::SyncThreads(barrier, T::kThreads);
+  __device__ __forceinline__ void Run() {
+    float most = 0.0f;
 #pragma unroll
-    for (int i = 0; i < U::kStepTiles; ++i) Fill();
+    for (const float other : shared_.most) most = fmaxf(most, other);
+    const int query_exponent = QueryExponent(most);
+    ClearConstants();
+#pragma unroll 1
+    for (uint32_t step = 0; step < steps_; ++step) {
+      const uint32_t buffer = step % U::kBuffers;
+      uint32_t tile[U::kStepTiles];
+      tiles_.Wait(tile);
+      uint2 meta[U::kStepTiles][T::kGroups];  // of tokens r and r + 8
+      uint4 codes[U::kStepTiles];
+      MetaRange range;
+#pragma unroll
+      for (int t = 0; t < U::kStepTiles; ++t) {
+#pragma unroll
+        for (int y = 0; y < T::kGroups; ++y) {
+          meta[t][y] = ptx::LoadShared64(tile[t] + meta_ + 4 * T::kTokens * y);
+          range.Add(meta[t][y].x);
+          range.Add(meta[t][y].y);
+        }
+        codes[t] = ptx::LoadShared128(tile[t] + 4 * T::kDim * warp_ + 16 * lane_);
+      }
+      tiles_.Release();
+      const int exponent = range.Exponent();
+      if (step >= U::kBuffers) WaitStep(barriers_.keys_free, step - U::kBuffers);
+      if (lane_ == 0) {
+        reinterpret_cast<float*>(&shared_.key_factor[buffer])[warp_] =
+            PowerOfTwo(exponent - query_exponent);
+      }
+#pragma unroll
+      for (int t = 0; t < U::kStepTiles; ++t) {
+        Unpack(codes[t], meta[t], PowerOfTwo(-exponent), buffer, t);
+      }
+      ptx::FenceCopyEngine();
+      ArriveStep(barriers_.keys, step);
+    }
   }
 
  private:
-  static constexpr uint32_t kSlotBytes = sizeof(StoredTile<T>);
+  // Clears the constants of all buffers, as their groups need not fill 16 channels.
+  __device__ __forceinline__ void ClearConstants() const {
+    constexpr int kPieces = U::kStepTokens * kConstantBytes / 16;
+    for (int buffer = 0; buffer < U::kBuffers; ++buffer) {
+      const uint32_t to = ptx::SharedAddress(shared_.keys[buffer].constants);
+      for (int i = static_cast<int>(threadIdx.x) % T::kThreads; i < kPieces; i += T::kThreads) {
+        ptx::StoreShared128(to + 16 * i, make_uint4(0, 0, 0, 0));
+      }
+    }
+    ptx::SyncThreads(5, T::kThreads);
+  }
 
-  const PrefillAttentionParams& p_;
-  const Block<T>& block_;
-  const uint32_t offset_, meta_offset_;
-  const uint32_t slots_, barriers_;
-  int next_ = 0;
-  uint64_t address_ = 0;
+  // Unpacks the warp's 16 tokens of the step's tile t. The lane's rows are tokens r and r + 8.
+  __device__ __forceinline__ void Unpack(const uint4& codes, const uint2 (&meta)[T::kGroups],
+                                         float unit, uint32_t buffer, int t) const {
+    const uint32_t w[4] = {codes.x, codes.y, codes.z, codes.w};
+    const uint32_t step = buffer * static_cast<uint32_t>(sizeof(UnpackedKeys<T>));
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      uint32_t low = 0, high = 0, minimum = 0;
+#pragma unroll
+      for (int piece = 0; piece < 4; ++piece) {  // 32 channels
+        const int y = piece * T::kGroups / 4;
+        if (piece * T::kGroups % 4 == 0 || T::kGroups == 4) {
+          const uint32_t own = h == 0 ? meta[y].x : meta[y].y;
+          const float scale = ptx::LowHalf(own) * unit;
+          low = ptx::PackHalf(scale * 0x1p18f, scale * 0x1p18f);
+          high = ptx::PackHalf(scale * 0x1p16f, scale * 0x1p16f);
+          minimum = ptx::PackHalf(-1.5f * scale, -1.5f * scale);
+          // The constant contains the rounding error of -1.5 * scale.
+          const float constant = fmaf(ptx::HighHalf(own), unit, -ptx::LowHalf(minimum));
+          const uint32_t first = ptx::PackHalf(constant, constant);
+          const uint32_t rest = ptx::PackHalf(constant - ptx::LowHalf(first), 0.0f);
+          if (lane_ % 4 == y) {
+            ptx::StoreShared64(constants_ + step + (T::kTokens * t + 8 * h) * kConstantBytes,
+                               make_uint2(first, rest));
+          }
+        }
+        uint32_t x[4];
+        UnpackPairs(w[2 * (piece / 2) + h], piece % 2, low, high, minimum, x);
+        ptx::StoreMatrices(
+            to_[piece % 2] + step +
+                (T::kTokens * t + piece / 2 * U::kStepTokens + h * 8) * U::kLineBytes,
+            x);
+      }
+    }
+  }
+
+  const uint32_t steps_;
+  TileReader<T> tiles_;
+  WgmmaShared<T>& shared_;
+  WgmmaBarriers<T>& barriers_;
+  const int warp_, lane_;
+  uint32_t to_[2], meta_, constants_;
 };
 
-// Unpacks keys. They stay masked codes, times a power of two that is divided out of q'.
+// Unpacks keys for fp32 outputs. They stay masked codes, times a power of two that is divided out
+// of q'; scores are scaled by the consumers.
 template <class T>
-__device__ __forceinline__ void UnpackKeys(const Block<T>& block, StoredTiles<T>& tiles,
-                                           WgmmaShared<T>& shared, WgmmaBarriers<T>& barriers) {
+__device__ __forceinline__ void UnpackKeyCodes(const Block<T>& block, WgmmaShared<T>& shared,
+                                               WgmmaBarriers<T>& barriers) {
   using U = WarpgroupTraits<T>;
   const int warp = static_cast<int>(threadIdx.x) / 32 % T::kWarps;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -115,26 +202,29 @@ __device__ __forceinline__ void UnpackKeys(const Block<T>& block, StoredTiles<T>
   const uint32_t to[2] = {line + ((lane / 8) ^ (lane % 8)) * 16,
                           line + ((4 + lane / 8) ^ (lane % 8)) * 16};
   const int steps = PageSteps(block);
+  TileReader<T> tiles(block, shared, barriers);
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const uint32_t buffer = step % U::kBuffers;
+    uint32_t tile[U::kStepTiles];
+    tiles.Wait(tile);
     uint4 codes[U::kStepTiles];
     uint32_t meta[U::kStepTiles][T::kGroups][2];
 #pragma unroll
     for (int t = 0; t < U::kStepTiles; ++t) {
-      const uint32_t tile = tiles.Tile(step * U::kStepTiles + t);
-      codes[t] = ptx::LoadShared128(tile + 4 * T::kDim * warp + 16 * lane);
+      codes[t] = ptx::LoadShared128(tile[t] + 4 * T::kDim * warp + 16 * lane);
 #pragma unroll
       for (int y = 0; y < T::kGroups; ++y) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           // Metadata of tokens 2 l and 2 l + 1 of the warp's 16 tokens, for lanes l < 8.
-          const uint2 words = ptx::LoadShared64(tile + T::kCodeBytes + 4 * T::kTokens * y +
+          const uint2 words = ptx::LoadShared64(tile[t] + 2 * T::kCodeBytes + 4 * T::kTokens * y +
                                                 64 * (lane % 4) + 32 * e + 8 * warp);
           meta[t][y][e] = lane < 4 ? words.x : words.y;
         }
       }
     }
+    tiles.Release();
     if (step >= U::kBuffers) WaitStep(barriers.keys_free, step - U::kBuffers);
 #pragma unroll
     for (int t = 0; t < U::kStepTiles; ++t) {
@@ -162,20 +252,22 @@ __device__ __forceinline__ void UnpackKeys(const Block<T>& block, StoredTiles<T>
     }
     ptx::FenceCopyEngine();
     ArriveStep(barriers.keys, step);
-    tiles.Release(5);
   }
 }
 
 // Unpacks values to code * scale + minimum, divided by a power of two whose exponent only grows.
+// The first warp copies tiles: behind each step those that take the slot of the step before it.
 template <class T>
 class ValueUnpacker {
   using U = WarpgroupTraits<T>;
+  static constexpr int kMetaOffset = 2 * T::kCodeBytes + T::kMetaBytes;
 
  public:
-  __device__ __forceinline__ ValueUnpacker(const Block<T>& block, StoredTiles<T>& tiles,
+  __device__ __forceinline__ ValueUnpacker(const Block<T>& block, TileCopier<T>& copier,
                                            WgmmaShared<T>& shared, WgmmaBarriers<T>& barriers)
-      : block_(block),
-        tiles_(tiles),
+      : steps_(PageSteps(block)),
+        tiles_(block, shared, barriers),
+        copier_(copier),
         shared_(shared),
         barriers_(barriers),
         warp_(static_cast<int>(threadIdx.x) / 32 % T::kWarps),
@@ -187,95 +279,75 @@ class ValueUnpacker {
   }
 
   __device__ __forceinline__ void Run() {
-    const int steps = PageSteps(block_);
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
+    for (uint32_t step = 0; step < steps_; ++step) {
       const uint32_t buffer = step % U::kBuffers;
       uint32_t tile[U::kStepTiles];
+      tiles_.Wait(tile);
+      MetaRange range;
 #pragma unroll
-      for (int t = 0; t < U::kStepTiles; ++t) tile[t] = tiles_.Tile(step * U::kStepTiles + t);
-      FollowExponent(tile);
+      for (const uint32_t from : tile) {
+#pragma unroll
+        for (int y = 0; y < T::kGroups; ++y) {
+          const uint2 words =
+              ptx::LoadShared64(from + kMetaOffset + 4 * T::kTokens * y + 8 * lane_);
+          range.Add(words.x);
+          range.Add(words.y);
+        }
+      }
+      exponent_ = max(exponent_, range.Exponent());
       if (step >= U::kBuffers) WaitStep(barriers_.values_free, step - U::kBuffers);
       if (threadIdx.x % T::kThreads == 0) shared_.value_exponent[buffer] = exponent_;
 #pragma unroll
       for (int t = 0; t < U::kStepTiles; ++t) {
         Unpack(tile[t], buffer * sizeof(UnpackedValues<T>) + t * T::kDim * U::kLineBytes);
       }
+      tiles_.Release();
       ptx::FenceCopyEngine();
       ArriveStep(barriers_.values, step);
-      tiles_.Release(6);
+      if (warp_ == 0 && step > 0) copier_.Refill();
     }
   }
 
  private:
-  // Raises the exponent to that of the step's largest scale and minimum.
-  __device__ __forceinline__ void FollowExponent(const uint32_t (&tile)[U::kStepTiles]) {
-    uint32_t scale = 0, minimum = 0;
-#pragma unroll
-    for (int t = 0; t < U::kStepTiles; ++t) {
-#pragma unroll
-      for (int y = 0; y < T::kGroups; ++y) {
-        const uint2 words =
-            ptx::LoadShared64(tile[t] + T::kCodeBytes + 4 * T::kTokens * y + 8 * lane_);
-        scale = max(scale, max(words.x & 0x7fff, words.y & 0x7fff));
-        minimum = max(minimum, max(words.x & 0x7fff0000, words.y & 0x7fff0000));
-      }
-    }
-    // Each is below 2^(x / 2^10 - 14); sums stay within fp16's range.
-    const int least = static_cast<int>(max(__reduce_max_sync(~0u, scale) / 1024 + 16,
-                                           (__reduce_max_sync(~0u, minimum) >> 16) / 1024)) -
-                      28;
-    exponent_ = max(exponent_, least);
-  }
-
   __device__ __forceinline__ void Unpack(uint32_t tile, uint32_t at) const {
-    const uint4 codes = ptx::LoadShared128(tile + 4 * T::kDim * warp_ + 16 * lane_);
+    const uint4 codes = ptx::LoadShared128(tile + T::kCodeBytes + 4 * T::kDim * warp_ + 16 * lane_);
     // Scale and minimum of tokens 8 b + 2 c + e of the warp's 16.
     uint2 word[T::kGroups][2];
 #pragma unroll
     for (int y = 0; y < T::kGroups; ++y) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        word[y][e] = ptx::LoadShared64(tile + T::kCodeBytes + 4 * T::kTokens * y +
-                                       64 * (lane_ % 4) + 32 * e + 8 * warp_);
+        word[y][e] = ptx::LoadShared64(tile + kMetaOffset + 4 * T::kTokens * y + 64 * (lane_ % 4) +
+                                       32 * e + 8 * warp_);
       }
     }
     const uint32_t w[4] = {codes.x, codes.y, codes.z, codes.w};
     const float unit = PowerOfTwo(-exponent_);
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
+      uint32_t low = 0, high = 0, minimum = 0;
 #pragma unroll
-      for (int y = 0; y < T::kGroups; ++y) {
-        const uint32_t even = b == 0 ? word[y][0].x : word[y][0].y;
-        const uint32_t odd = b == 0 ? word[y][1].x : word[y][1].y;
-        const float s0 = ptx::LowHalf(even) * unit, s1 = ptx::LowHalf(odd) * unit;
-        // Scales for codes at bit 6 and at bit 8.
-        const uint32_t low = ptx::PackHalf(s0 * 0x1p18f, s1 * 0x1p18f);
-        const uint32_t high = ptx::PackHalf(s0 * 0x1p16f, s1 * 0x1p16f);
-        const uint32_t minimum =
-            ptx::PackHalf(ptx::HighHalf(even) * unit, ptx::HighHalf(odd) * unit);
-#pragma unroll
-        for (int m = y; m < 2; m += T::kGroups) {
-#pragma unroll
-          for (int q = 0; q < 2; ++q) {
-            uint32_t x[4];
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
-              // The rotation brings pairs 4 q + 2 k and 4 q + 2 k + 1 to bits 6 and 8.
-              const uint32_t rotation = (38 - 4 * (2 * q + k)) % 32;
-              const uint32_t rotated = __funnelshift_l(w[2 * m + b], w[2 * m + b], rotation);
-              x[2 * k] = Value(rotated, 0x00c000c0u, low, minimum);
-              x[2 * k + 1] = Value(rotated, 0x03000300u, high, minimum);
-            }
-            ptx::StoreMatrices(to_[b] + at + (64 * m + 32 * q) * U::kLineBytes, x);
-          }
+      for (int piece = 0; piece < 4; ++piece) {  // 32 channels
+        const int y = piece * T::kGroups / 4;
+        if (piece * T::kGroups % 4 == 0 || T::kGroups == 4) {
+          const uint32_t even = b == 0 ? word[y][0].x : word[y][0].y;
+          const uint32_t odd = b == 0 ? word[y][1].x : word[y][1].y;
+          const float s0 = ptx::LowHalf(even) * unit, s1 = ptx::LowHalf(odd) * unit;
+          low = ptx::PackHalf(s0 * 0x1p18f, s1 * 0x1p18f);
+          high = ptx::PackHalf(s0 * 0x1p16f, s1 * 0x1p16f);
+          minimum = ptx::PackHalf(ptx::HighHalf(even) * unit, ptx::HighHalf(odd) * unit);
         }
+        uint32_t x[4];
+        UnpackPairs(w[2 * (piece / 2) + b], piece % 2, low, high, minimum, x);
+        ptx::StoreMatrices(to_[b] + at + 32 * piece * U::kLineBytes, x);
       }
     }
   }
 
-  const Block<T>& block_;
-  StoredTiles<T>& tiles_;
+  const uint32_t steps_;
+  TileReader<T> tiles_;
+  TileCopier<T>& copier_;
   WgmmaShared<T>& shared_;
   WgmmaBarriers<T>& barriers_;
   const int warp_, lane_;
@@ -283,19 +355,25 @@ class ValueUnpacker {
   int exponent_ = INT_MIN;
 };
 
-// Producer warps over pages: four bring K, four V.
+// Producer warps over pages: four unpack K, four V.
 template <class T>
 __device__ __forceinline__ void ProducePages(const PrefillAttentionParams& p, const Block<T>& block,
                                              bool value, WgmmaShared<T>& shared,
                                              WgmmaBarriers<T>& barriers) {
-  StoredTiles<T> tiles(p, block, value, shared, barriers);
-  // After this wait the memory that tiles are unpacked to is free and the query's exponent is
-  // known.
-  WaitForConsumers<T>(value);
+  // Behind WaitForConsumers the memory that tiles are unpacked to is free and the query's exponent
+  // is known.
   if (value) {
-    ValueUnpacker<T>(block, tiles, shared, barriers).Run();
+    TileCopier<T> copier(p, block, shared, barriers);
+    if (threadIdx.x % T::kThreads < 32) copier.Fill();
+    WaitForConsumers<T>(value);
+    ValueUnpacker<T>(block, copier, shared, barriers).Run();
+    return;
+  }
+  WaitForConsumers<T>(value);
+  if constexpr (T::kExact) {
+    UnpackKeyCodes<T>(block, shared, barriers);
   } else {
-    UnpackKeys<T>(block, tiles, shared, barriers);
+    KeyUnpacker<T>(block, shared, barriers).Run();
   }
 }
 

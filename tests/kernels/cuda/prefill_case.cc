@@ -307,7 +307,7 @@ double PrefillCase::WorstError(int rows_max) const {
 double PrefillCase::WorstOfBound(double bound, int rows_max) const {
   double worst = 0.0;
   VisitErrors(rows_max, [&](const RowErrors& of) {
-    const double share = of.all / std::max(bound, 1.02 * of.rounding);
+    const double share = of.all / std::max(bound, 1.1 * of.rounding);
     if (!(share <= worst)) worst = share;
   });
   return worst;
