@@ -45,9 +45,9 @@ struct Traits {
   static constexpr int kHoldPages = 16;  // pages between two calls of HeldSums::Take
 };
 
-// Traits of the wgmma path. kExact: q' in two fp16 parts, and a softmax sum of rounded
-// probabilities, for fp32 outputs; BF16 outputs are rounded four times as coarsely as what one part
-// leaves out. kSoftCap: logits are capped.
+// Traits of the wgmma path. kExact serves fp32 outputs: q' has two fp16 parts, and the softmax sum
+// adds rounded probabilities. For BF16 outputs one part is enough, because rounding the output
+// costs four times as much. kSoftCap: logits are capped.
 template <int dim, int groups, bool exact, bool soft_cap>
 struct WgmmaTraits : Traits<dim, groups, 4> {
   static constexpr bool kExact = exact;
@@ -71,7 +71,7 @@ struct Shared {
   // Terms for two query rows: the unit of the integer sums in log2 units (x, y), and minus the
   // middle times that unit (z, w).
   float4 query_unit[T::kWarps][T::kQueryRows / 2];
-  float bias[T::kWarps][T::kQueryRows];  // of INT2 logits, log2 units
+  float bias[T::kWarps][T::kQueryRows];  // bias of INT2 logits, log2 units
   // Softmax sums and deferred factors of HeldSums.
   float held_sum[T::kLaneQueryRows][T::kThreads];
   float held_factor[T::kLaneQueryRows][T::kThreads];

@@ -69,7 +69,7 @@ struct alignas(1024) WarpgroupShared {
                [U::kMatrixBytes];  // q' in fp16 parts; then the query; then the output
   // Sums of q' over each group, laid out as UnpackedKeys::constants, unless kExact.
   char sums[T::kExact ? 0 : U::kQueryRows][kConstantBytes];
-  float bias[U::kStepTiles][U::kQueryRows];  // of the logits of a step's tiles, log2 units
+  float bias[U::kStepTiles][U::kQueryRows];  // bias of a step's logits per tile, log2 units
   int token[U::kQueryRows];                  // fresh token of the query row
   int row[U::kQueryRows];                    // index in q and out; negative: no such row
 };
@@ -261,8 +261,8 @@ __device__ __forceinline__ float MaxOverQuad(float x) {
 }
 
 // Raises the running max of rows whose logits t[kBegin .. kEnd), relative to it, exceed the limit.
-// Multiplies `factor`, the softmax sum and t[0 .. kBegin), which are probabilities already, by what
-// the change scales older probabilities with.
+// Rescales older probabilities: multiplies `factor`, the softmax sum and t[0 .. kBegin), which are
+// probabilities already, by 2^-change.
 template <int kBegin, int kEnd, int kTokenTiles>
 __device__ __forceinline__ void RaiseRunningMax(float (&t)[kTokenTiles][4], WgmmaState& state,
                                                 float (&factor)[2]) {

@@ -139,7 +139,7 @@ class PageConsumer {
     PageConsumer& consumer;
     const int step;
     float bias[2], base[2];  // added to a logit before and after the cap, per query row of the lane
-    float4 factor;           // of the scores of a tile's tokens by sixteens, unless kExact
+    float4 factor;           // factors of scores, one per 16 tokens of a tile, unless kExact
 
     __device__ __forceinline__ void Begin(int half) {
       if constexpr (!T::kExact) {
@@ -280,7 +280,7 @@ class PageConsumer {
   WgmmaState& state_;
   const uint64_t query_;
   const float cap_, cap_rate_;  // the cap in log2 units; 2 / cap in nats
-  float shift_[2] = {};         // of the lane's query rows, if kSoftCap
+  float shift_[2] = {};         // shifts of the lane's query rows, if kSoftCap
   float acc_[kAccumulators][kTokenTiles][4];
   uint32_t packed_[kTokenTiles / 2][4];
   int exponent_ = 0;

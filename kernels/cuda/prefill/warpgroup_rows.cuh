@@ -249,7 +249,7 @@ class RowConsumer {
   }
 
   const int before_, stages_;
-  const float scale_, cap_;  // of logits, in nats
+  const float scale_, cap_;  // scale and cap of logits, in nats
   WgmmaShared<T>& shared_;
   WgmmaBarriers<T>& barriers_;
   const Warpgroup& warpgroup_;

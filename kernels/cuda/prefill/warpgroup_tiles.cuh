@@ -55,7 +55,7 @@ class TileReader {
   }
 
  private:
-  int pages_;  // from the next step on
+  int pages_;  // pages that are left before the next Wait
   const uint32_t slots_, full_, free_;
   uint32_t slot_ = 0, parity_ = 0;
 };

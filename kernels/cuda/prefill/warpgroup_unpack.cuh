@@ -61,7 +61,7 @@ __device__ __forceinline__ void UnpackPairs(uint32_t word, int q, uint32_t low, 
 }
 
 // Unpacks keys to fp16, for BF16 outputs: (code - 1.5) * scale, divided by a power of two that the
-// warp's tokens of a step share. What is left of a key, minimum + 1.5 * scale in every channel of a
+// warp's tokens of a step share. The rest of a key, minimum + 1.5 * scale in every channel of a
 // group, makes up 16 further channels (kConstantBytes), whose query holds the sum of q' over the
 // group.
 template <class T>
@@ -99,7 +99,7 @@ class KeyUnpacker {
       const uint32_t buffer = step % U::kBuffers;
       uint32_t tile[U::kStepTiles];
       tiles_.Wait(tile);
-      uint2 meta[U::kStepTiles][T::kGroups];  // of tokens r and r + 8
+      uint2 meta[U::kStepTiles][T::kGroups];  // metadata of tokens r and r + 8
       uint4 codes[U::kStepTiles];
       MetaRange range;
 #pragma unroll
