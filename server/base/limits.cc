@@ -142,7 +142,7 @@ void Limits::VisitCalls(ConfigVisitor& visitor) {
   visitor.Field("chunk_bytes", chunk_bytes, "Tile bytes in one message of a Get.");
 }
 
-void Limits::VisitEvents(ConfigVisitor& visitor) {
+void Limits::VisitEventsAndKeyspaces(ConfigVisitor& visitor) {
   visitor.Field("watchers_max", watchers_max, "WatchEvents calls at once.");
   visitor.Field("watch_queue", watch_queue, "Events waiting for one watcher; more are lost.");
   visitor.Field("watch_snapshot_pages_max", watch_snapshot_pages_max,
@@ -158,14 +158,14 @@ void Limits::VisitEvents(ConfigVisitor& visitor) {
                 "Notices waiting for one session stream; more are dropped.");
   visitor.Field("notice_bytes_max", notice_bytes_max,
                 "Memory of the notices waiting for all session streams; more are dropped.");
+  visitor.Field("keyspaces_max", keyspaces_max, "Keyspaces known at once.");
+  visitor.Field("model_labels_max", model_labels_max,
+                "Distinct values of the metrics label model; further models count as other.");
 }
 
 void Limits::Visit(ConfigVisitor& visitor) {
   VisitCalls(visitor);
-  VisitEvents(visitor);
-  visitor.Field("keyspaces_max", keyspaces_max, "Keyspaces known at once.");
-  visitor.Field("model_labels_max", model_labels_max,
-                "Distinct values of the metrics label model; further models count as other.");
+  VisitEventsAndKeyspaces(visitor);
   visitor.Field("wait_max", wait_max, "Longest time a call waits for lower tiers.");
   visitor.Field("pin_max", pin_max, "Longest time a page can be pinned for.");
   visitor.Field(
@@ -235,7 +235,7 @@ absl::Status Limits::CheckCalls() const {
   return absl::OkStatus();
 }
 
-absl::Status Limits::CheckEvents() const {
+absl::Status Limits::CheckEventsAndKeyspaces() const {
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.watchers_max", watchers_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.watch_queue", watch_queue, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(
@@ -247,14 +247,14 @@ absl::Status Limits::CheckEvents() const {
       CheckRange("limits.durable_waits_per_page_max", durable_waits_per_page_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.notices_max", notices_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckBytes("limits.notice_bytes_max", notice_bytes_max, ByteSize{1 << 20}));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.keyspaces_max", keyspaces_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.model_labels_max", model_labels_max, 1, 1024));
   return absl::OkStatus();
 }
 
 absl::Status Limits::Validate() const {
   CRUMB_RETURN_IF_ERROR(CheckCalls());
-  CRUMB_RETURN_IF_ERROR(CheckEvents());
-  CRUMB_RETURN_IF_ERROR(CheckRange("limits.keyspaces_max", keyspaces_max, 1, kCountMax));
-  CRUMB_RETURN_IF_ERROR(CheckRange("limits.model_labels_max", model_labels_max, 1, 1024));
+  CRUMB_RETURN_IF_ERROR(CheckEventsAndKeyspaces());
   CRUMB_RETURN_IF_ERROR(CheckPositive("limits.wait_max", wait_max));
   CRUMB_RETURN_IF_ERROR(CheckPositive("limits.pin_max", pin_max));
   CRUMB_RETURN_IF_ERROR(CheckPositive("limits.stream_progress_timeout", stream_progress_timeout));

@@ -93,10 +93,10 @@ struct Limits {
 
  private:
   void VisitCalls(ConfigVisitor& visitor);
-  void VisitEvents(ConfigVisitor& visitor);
+  void VisitEventsAndKeyspaces(ConfigVisitor& visitor);
   void VisitConnections(ConfigVisitor& visitor);
   absl::Status CheckCalls() const;
-  absl::Status CheckEvents() const;
+  absl::Status CheckEventsAndKeyspaces() const;
   absl::Status CheckConnections() const;
 };
 
