@@ -245,7 +245,7 @@ TEST_F(BlockAttentionTest, ABlockOutsideThePoolIsRefusedWhereverItIs) {
       EXPECT_EQ(out.status().code(), absl::StatusCode::kInvalidArgument) << window;
       bad.history[window] = valid;
     }
-    // The request at fault is as it was. What the other one computed is computed again.
+    // The request at fault is unchanged, and the other one is computed again.
     StepAndCheck(engine, options, {&bad, &good}, tokens);
   }
 }

@@ -38,7 +38,8 @@ class BlockBackend {
                            std::vector<std::vector<kernels::Bf16>>& out) = 0;
 };
 
-// Each program is linked with one back end. Not OK: this machine lacks what it needs, a GPU say.
+// Each program is linked with one back end. Not OK: this machine lacks a resource of it, such as a
+// GPU.
 absl::Status BlockBackendStatus();
 // Makes a back end, whose pool is filled with 0xa5.
 std::unique_ptr<BlockBackend> NewBlockBackend(const WorkerOptions& options, int blocks);

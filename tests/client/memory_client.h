@@ -21,7 +21,8 @@ namespace crumb::client {
 class MemoryClient final : public Client {
  public:
   std::atomic<bool> up{true};
-  std::atomic<uint64_t> generation{1};  // of every keyspace; commits with another one are refused
+  // Generation of every keyspace; commits with another one are refused.
+  std::atomic<uint64_t> generation{1};
   std::atomic<bool> tells_drops{true};  // false: GenerationOf returns 0
   PoolLink* link = nullptr;             // the result of pools()
 

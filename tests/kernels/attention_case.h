@@ -58,7 +58,7 @@ class AttentionCase {
   void MakeTransforms(const AttentionSizes& sizes, RandomData* random);
   void MakePages(const AttentionSizes& sizes, RandomData* random);
 
-  std::vector<std::vector<uint8_t>> pages_;  // with room to align the first tile
+  std::vector<std::vector<uint8_t>> pages_;  // include room to align the first tile
   std::vector<uint64_t> page_address_;
 };
 

@@ -62,7 +62,7 @@ struct Bounds {
 };
 
 // A step over blocks in host memory. Tests set the engine's tables, and Plan computes the others,
-// whose arrays are no larger than what a step with these bounds may need.
+// whose arrays are no larger than a step with these bounds may need.
 class Step {
  public:
   explicit Step(const Bounds& given)

@@ -17,7 +17,7 @@
 namespace crumb::kernels {
 namespace {
 
-// The same rows serve as K and as V.
+// Rows that serve as K and as V.
 struct Window {
   TileShape shape;
   std::vector<Bf16> rows;

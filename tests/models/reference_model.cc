@@ -95,7 +95,7 @@ Row Attend(const Row& q, const std::vector<Row>& keys, const std::vector<Row>& v
   return out;
 }
 
-using HeadRows = std::vector<Row>;  // of all tokens so far
+using HeadRows = std::vector<Row>;  // rows of all tokens so far
 
 // Adds the output of one layer to the residual stream of the token at `position`.
 void AddLayer(const Layer& layer, int position, std::vector<HeadRows>& keys,

@@ -16,7 +16,7 @@ namespace {
 
 // Token ids of python/bench/long_context/tasks.py.
 constexpr int32_t kBegin = 0, kAsk = 1, kFirstSymbol = 64, kFirstWord = 3136, kVocabulary = 3648;
-constexpr int kTokens = 1024;  // of a document
+constexpr int kTokens = 1024;  // length of a document
 constexpr int kNeedles = 20;
 
 struct Document {

@@ -21,8 +21,8 @@ class FaultTier final : public FragmentTier {
     kNone,
     kPutFails,   // every Put: kUnavailable
     kGetFails,   // every Get: kUnavailable
-    kGetFlips,   // a bit of what was read is another
-    kGetShort,   // the end of what was read is missing
+    kGetFlips,   // a bit of the read bytes is inverted
+    kGetShort,   // the end of the read bytes is missing
     kGetBlocks,  // Get waits until the fault is another
     kPutBlocks,  // Put waits so
   };

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What Flush says of committed pages is what a restart finds.
+// The report of Flush on committed pages agrees with the pages that a restart finds.
 
 #include <algorithm>
 #include <atomic>
@@ -101,7 +101,7 @@ class FlushTest : public testing::Test {
 
   StoreOptions options_ = SmallStore("below");
   FaultTier* below_ = nullptr;
-  std::function<void()> on_added_;  // by the next page that comes to host memory
+  std::function<void()> on_added_;  // called for the next page that comes to host memory
   std::promise<FlushReport> flushed_;
   std::future<FlushReport> flushed_future_ = flushed_.get_future();
   std::unique_ptr<TieredStore> store_;
@@ -332,7 +332,8 @@ TEST_F(FlushTest, ACommitOfAPageThatTheTierEvictedIsOwedAgain) {
   ExpectLost(1);
 }
 
-// The same between the page's eviction and the moment at which host memory hears of its writing.
+// Tests the time between the page's eviction and the moment at which host memory is notified of its
+// write.
 TEST_F(FlushTest, ACommitWhileThePageIsWrittenIsOwedAgain) {
   Open(/*fragments_max=*/1);
   std::optional<CommitOutcome> outcome;

@@ -77,7 +77,7 @@ TEST(HostImage, GoldenHead) {
   ASSERT_EQ(bytes.size(), 85u);
   EXPECT_EQ(bytes.substr(0, 8), "CRMBHOST");
   EXPECT_EQ(LoadLittle<uint16_t>(Bytes(bytes).data() + 8), 4);   // version
-  EXPECT_EQ(LoadLittle<uint16_t>(Bytes(bytes).data() + 10), 4);  // of the oldest reader
+  EXPECT_EQ(LoadLittle<uint16_t>(Bytes(bytes).data() + 10), 4);  // version of the oldest reader
   EXPECT_EQ(LoadLittle<uint64_t>(Bytes(bytes).data() + 16), 85u);
   EXPECT_EQ(bytes, WithSum(bytes));
 }

@@ -35,8 +35,8 @@ TEST_F(TenantSlabsTest, RevokedSlabsCountInASuccessor) {
   EXPECT_EQ(store_->HandOver()->image.revoked, revoked);
 }
 
-// A tenant keeps every slab over many takeovers. What it keeps and crumbd's own memory are bounded
-// together, other tenants go on, and everything is there again once it lets go.
+// A tenant keeps every slab over many takeovers. Its slabs and crumbd's own memory are bounded
+// together, other tenants continue, and all memory is there again after it unmaps them.
 TEST_F(TenantSlabsTest, KeptSlabsAreBoundedOverTakeovers) {
   Files kept;
   for (int takeover = 0; takeover < 6; ++takeover) {

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // A process that commits under load is killed at a random moment, again and again over one folder.
-// What it reported durable is there afterwards, and no byte that is served is wrong.
+// Pages that it reported durable are there afterwards, and no served byte is wrong.
 
 #include <poll.h>
 #include <sys/wait.h>
@@ -21,7 +21,7 @@ namespace crumb::storage {
 namespace {
 
 constexpr int kRoundsPerRun = 6;     // CRUMB_KILL_ROUNDS: more
-constexpr uint64_t kPagesMax = 400;  // of a round: all rounds fit into the budget
+constexpr uint64_t kPagesMax = 400;  // pages of a round: all rounds fit into the budget
 
 struct Report {
   uint64_t round = 0;
@@ -79,7 +79,7 @@ bool ReadReport(int pipe, std::vector<Report>* reports) {
   return true;
 }
 
-// Runs the child and kills it at `moment`; returns what it reported.
+// Runs the child, kills it at `moment`, and returns its reports.
 std::vector<Report> RunAndKill(const std::string& folder, uint64_t round, Moment moment,
                                int* status) {
   int pipe[2];

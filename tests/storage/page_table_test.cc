@@ -93,7 +93,7 @@ class ChainModel {
 
  private:
   std::set<PageKey> resident_;
-  std::map<PageKey, PageKey> links_;  // of resident pages: the parent they hang below
+  std::map<PageKey, PageKey> links_;  // parents of resident pages
 };
 
 // Parents are drawn at random, so chains are torn and joined and many would be rings.
@@ -159,7 +159,7 @@ TEST_F(ChainCostTest, LinkingAPageCostsAsMuchAsItsLogarithm) {
   constexpr uint64_t kChain = 30'000;
   constexpr uint64_t kChildren = 30'000;
   constexpr uint64_t kRounds = 200;
-  constexpr uint64_t kLog = 16;       // of all pages
+  constexpr uint64_t kLog = 16;       // logarithm of the number of pages
   constexpr uint64_t kConstant = 20;  // steps for each link, cut or question: of a random treap
   for (uint64_t i = 0; i < kChain; ++i) {
     Insert(SampleKey(1, i), i == 0 ? PageKey{} : SampleKey(1, i - 1));
@@ -175,7 +175,7 @@ TEST_F(ChainCostTest, LinkingAPageCostsAsMuchAsItsLogarithm) {
   EXPECT_LT(table_.chain_steps() - before, kConstant * kLog * kRounds);
 }
 
-// As a recovered index may come: the end of a chain first.
+// A recovered index may have the end of a chain first.
 TEST_F(ChainCostTest, AChainThatComesBackwardsCostsNoMore) {
   constexpr uint64_t kChain = 60'000;
   for (uint64_t i = kChain; i-- > 0;) {

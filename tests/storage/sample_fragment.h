@@ -11,8 +11,8 @@
 #include "storage/fragment_tier.h"
 #include "storage/tiered_store.h"
 
-// Fragments whose every byte follows from what they are, so that any reader can tell right bytes
-// from wrong ones without having kept them.
+// Fragments whose bytes all follow from their key and range, so that any reader can verify them
+// without a copy.
 namespace crumb::storage {
 
 struct SampleFragment {

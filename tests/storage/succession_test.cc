@@ -244,7 +244,7 @@ TEST_F(SuccessionTest, ASmallerSuccessorTakesWhatItHasRoomFor) {
   Hits(1, 800);
   EXPECT_TRUE(Settle());
   EXPECT_EQ(store_->Stats().host.capacity_bytes, 5 * kMiB);
-  // None at all, and another slab size.
+  // Adopts no memory, and memory of another slab size.
   StoreOptions other = Options("", 1);
   other.host.slab_bytes = ByteSize{1 * kMiB};
   Open(other, HandOver());

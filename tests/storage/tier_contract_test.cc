@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What every tier must do, run over all of them: the SSD tier with and without direct I/O, host
+// The contract of every tier, run over all of them: the SSD tier with and without direct I/O, host
 // memory and the whole store behind adapters, a fake in memory, and the fault wrapper at rest.
 
 #include <algorithm>

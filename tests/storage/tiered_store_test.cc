@@ -127,7 +127,7 @@ TEST_F(TieredStoreTest, RanksOfAnyDegreeReadEachOthersPages) {
   const auto one = Acquire(*store_, corner);
   EXPECT_EQ(one->hit_pages, 1u);
   EXPECT_TRUE(AllRight(*store_, corner, *one));
-  // Another degree commits all of the page: what is there stays, the rest is added.
+  // Another degree commits all of the page: existing tiles stay, and the rest is added.
   EXPECT_EQ(*Commit(*store_, SamplePage(1, 0)), CommitOutcome::kStored);
   const auto all = Acquire(*store_, whole);
   ASSERT_EQ(all->hit_pages, 1u);
@@ -532,7 +532,7 @@ TEST_F(TieredStoreFaultTest, AStormServesOnlyRightBytesAndLeavesNothingBehind) {
   for (uint64_t sequence = 0; sequence < kSequences; ++sequence) {
     ASSERT_TRUE(store_->Delete(SampleKeyspace(0), RequestOf(sequence, kPages).keys).ok());
   }
-  // A reader may still hold on to what it just answered with.
+  // A reader may still refer to the pages of its last result.
   EXPECT_TRUE(store_->Stop(std::chrono::seconds(10)).ok());
   const StoreStats stats = store_->Stats();
   EXPECT_EQ(stats.leases, 0u);

@@ -32,7 +32,7 @@ constexpr int kLayers = 3, kQHeads = 4, kKvHeads = 2, kHeadDim = 16, kHidden = 4
 struct Storage {
   const char* name;
   const char* dtype;
-  int scales;  // of FP8: 0, 1, or -1 for one per row
+  int scales;  // scales of FP8: 0, 1, or -1 for one per row
   double error;
 };
 

@@ -372,7 +372,7 @@ TEST_F(CudaDeviceTest, Bf16HistoryJoinsInt2InOneGraph) {
     }
     const auto pass = decode.Pass(entries);
     for (size_t i = 0; i < entries.size(); ++i) {
-      const double bound = i == 0 ? 5e-3 : 5e-4;  // for BF16 history only the order of sums differs
+      const double bound = i == 0 ? 5e-3 : 5e-4;  // BF16 history differs only by the order of sums
       ASSERT_LT(RelativeError(pass->Outputs(i),
                               models[i].Pass(*expected[i], entries[i].end, entries[i].accepted)),
                 bound)

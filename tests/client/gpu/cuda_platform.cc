@@ -31,7 +31,7 @@ const PlayerPlatform& Platform() {
       size_t free = 0, total = 0;
       return cudaMemGetInfo(&free, &total) == cudaSuccess ? free : 0;
     };
-    made.error_max = 1e-2;  // for single tokens: some codes round differently
+    made.error_max = 1e-2;  // bound of single tokens: some codes round differently
     return made;
   }();
   return platform;

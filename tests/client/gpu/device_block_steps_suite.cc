@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What the host checks of a step over blocks in device memory; block_attention_suite.cc has the
+// The checks of the host on a step over blocks in device memory; block_attention_suite.cc has the
 // results.
 #include "client/gpu/device/owned.h"
 #include "crumb/device_block_attention.h"

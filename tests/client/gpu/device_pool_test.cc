@@ -376,8 +376,8 @@ TEST_F(DevicePoolTest, ALeaseOfTheFormerCrumbdHoldsUntilTheNextIsToldOfIt) {
   EXPECT_THAT(crumbd_.Free(), Contains(slot));
 }
 
-// Once held slots were reported to the next crumbd, and it may give out the others, a lease of the
-// former crumbd holds nothing any more.
+// A lease of the former crumbd holds nothing any more after held slots were reported to the next
+// crumbd, because that may reserve the other slots.
 TEST_F(DevicePoolTest, ALeaseOfTheFormerCrumbdIsRefusedOnceTheNextWasTold) {
   const auto kept = pool_->TakeBlank();
   ASSERT_NE(kept, nullptr);

@@ -190,7 +190,7 @@ TEST(DeviceWatchTest, TheWatchIsBoundedAndLetsGo) {
     auto given_up = BeginOn(*worker, model.prompt(500), kCold);
     prompts.Pass({{given_up.get(), &model, 500, 0}});
     given_up.reset();
-    prompts.poisoned_position = 70;  // in the head that is measured next
+    prompts.poisoned_position = 70;  // the head that is measured next has it
     const auto bad = BeginOn(*worker, model.prompt(450), kCold);
     prompts.Pass({{bad.get(), &model, 450, 450}});
     decode.Pass({{bad.get(), &model, 451, 1}});

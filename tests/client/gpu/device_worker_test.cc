@@ -51,7 +51,7 @@ TEST(DeviceWorkerTest, ManySequencesJoinAndLeave) {
     for (int round = 0; round < 90; ++round) {
       if (!crowd.AllJoined() && crowd.live().size() < 3 && round % 8 == 0) crowd.Join();
       crowd.Round();
-      if (seed == 1 && round == 30) {  // from now on it is busy
+      if (seed == 1 && round == 30) {  // it is busy from here on
         ASSERT_TRUE(Eventually([&] { return pair.worker->counters().pages_scrubbed > 0; }));
       }
       if (round % 29 == 28) crowd.ForkFirst();

@@ -81,7 +81,7 @@ TEST_F(PageScrubberTest, AnotherPageOfAPrefixHasItsTurnEachTime) {
   prefix[6]->tiles[prefix[6]->bytes - 1] ^= std::byte{1};
   scrubber_->Offer(prefix, 0);
   uint64_t expected = 0;
-  for (const int looked_at : {3, 2, 2, 2}) {  // of 9 pages, from 0, 1, 2, 3 on
+  for (const int looked_at : {3, 2, 2, 2}) {  // pages scrubbed of 9, beginning with 0, 1, 2, 3
     scrubber_->Offer(prefix, 4);
     expected += looked_at;
     ASSERT_TRUE(Eventually([&] { return scrubbed() == expected; })) << scrubbed();

@@ -209,7 +209,7 @@ PoolPlayer::PoolPlayer(const PlayerOptions& options)
   int sockets[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) != 0) return;
   socket_ = sockets[0];
-  const std::string fd = std::to_string(::dup(sockets[1]));  // without close-on-exec
+  const std::string fd = std::to_string(::dup(sockets[1]));  // has no close-on-exec
   ::close(sockets[1]);
   const std::string device = std::to_string(options.device), peer = std::to_string(options.peer);
   const std::string bytes = std::to_string(options.pool_bytes);

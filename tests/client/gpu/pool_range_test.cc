@@ -142,7 +142,7 @@ TEST_F(PoolRangeTest, SlotsThatThereAreNot) {
   const auto range = Open(*memory_);
   EXPECT_TRUE(range->Grow(crumbd_));
   EXPECT_TRUE(absl::IsNotFound(range->Reach(&crumbd_, 6)));   // a handle that was never offered
-  EXPECT_TRUE(absl::IsNotFound(range->Reach(&crumbd_, 16)));  // behind the range
+  EXPECT_TRUE(absl::IsNotFound(range->Reach(&crumbd_, 16)));  // exceeds the range
   EXPECT_TRUE(absl::IsNotFound(range->Reach(&crumbd_, UINT64_MAX)));
   EXPECT_TRUE(absl::IsUnavailable(range->Reach(nullptr, 6)));
 }

@@ -25,7 +25,7 @@ using kernels::PageFormat;
 using kernels::cuda::Bf16Rows;
 using kernels::cuda::OutType;
 
-// The same as in the CPU back end.
+// The CPU back end has the same number.
 constexpr int kTokensPerTask = 64;
 
 std::byte* Row(const Bf16Rows& rows, int sequence, int head, int slot, bool value) {

@@ -121,8 +121,8 @@ class DeviceTransferTest : public testing::TestWithParam<CacheShape> {
         .value();
   }
 
-  // Compares what two stores of the same rows published: the same keys and headers, and tiles with
-  // at most a few bytes that the platform rounds differently.
+  // Compares the pages that two stores of the same rows published: keys and headers are the same,
+  // and tiles differ in at most a few bytes that the platform rounds differently.
   static void ExpectSamePages(const MemoryClient& got, const MemoryClient& expected) {
     const auto ours = got.contents(), theirs = expected.contents();
     ASSERT_EQ(ours.size(), static_cast<size_t>(kEnginePages));

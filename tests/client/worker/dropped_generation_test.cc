@@ -57,7 +57,7 @@ TEST_F(DroppedGenerationTest, AWorkerThatLearnsByARefusalPublishesNoSuffix) {
   client_.tells_drops = false;
   const auto first = Read(model_);
   client_.Drop();
-  const auto refused = Read(other_);  // in the old generation: crumbd refuses its pages
+  const auto refused = Read(other_);  // it has the old generation, so crumbd refuses its pages
   EXPECT_EQ(client_.pages(), 0u);
   const auto second = worker_->Begin(model_.prompt(1100)).value();
   EXPECT_EQ(second->cached_tokens(), 0) << "the prefix is of the dropped generation";

@@ -98,7 +98,7 @@ class QualityWatchModelTest : public testing::Test {
     return sequence;
   }
 
-  static RotationFile* file_;  // that of the model
+  static RotationFile* file_;  // rotation file of the model
   const std::unique_ptr<models::Engine> engine_ = models::Engine::Load(kModel, {}).value();
   const std::unique_ptr<models::Tokenizer> tokenizer_ = models::Tokenizer::Load(kModel).value();
 };

@@ -299,7 +299,7 @@ TEST_F(RanksTest, ALeaseThatAnotherCrumbdJoinedIsNotUsed) {
   const auto followed = reader.worker(1).Follow(led.token, model_.prompt(kPrompt)).value();
   EXPECT_EQ(followed->cached_tokens(), kHit);
   EXPECT_EQ(restarting.joins, 1);
-  EXPECT_EQ(restarting.own_leases, 1);  // for the pages that it attends
+  EXPECT_EQ(restarting.own_leases, 1);  // holds the pages that it attends
 }
 
 TEST_F(RanksTest, AnAcquireThatJoinsALeaseOfAnotherCrumbdFails) {

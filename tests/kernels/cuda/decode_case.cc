@@ -274,7 +274,7 @@ void DecodeCase::Dominate(int sequence, int head, const std::vector<DecodeKey>& 
     const double weight = std::exp(last - before) * Fp16ToFloat(scale);
     return std::abs(Fp16ToFloat(Half(weight)) / weight - 1.0);
   };
-  uint16_t worst = 0x3800;  // from .5 on
+  uint16_t worst = 0x3800;  // bit pattern of 0.5
   for (uint16_t scale = 0x3800; scale < 0x3c00; ++scale) {
     if (loss(scale) > loss(worst)) worst = scale;
   }

@@ -26,7 +26,7 @@ struct DecodeOptions {
   int group = 1;  // query heads per KV head
   int q_tokens = 1;
   std::vector<SequenceLengths> sequences;
-  int max_pages = 0;  // 0: what the sequences need
+  int max_pages = 0;  // 0: the number that the sequences need
   double logit_std = 1.0;
   double value_std = 1.0;
   bool transforms = true;  // R_K, R_V, mu_v
@@ -86,8 +86,8 @@ class DecodeCase {
   // Returns the largest ||out - oracle|| / ||oracle|| of at most `rows_max` rows, spread evenly.
   double WorstError(int rows_max = 1 << 20) const;
 
-  // Returns the largest error as a multiple of what the output type allows: `bound`, or the error
-  // of rounding the oracle's row to the type if that is larger.
+  // Returns the largest error as a multiple of the allowed error: `bound`, or the error of rounding
+  // the oracle's row to the output type if that is larger.
   double WorstOfBound(double bound, int rows_max = 1 << 20) const;
 
   // Returns the host's copy of a page tile, which tests change and upload again.

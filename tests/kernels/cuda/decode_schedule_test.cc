@@ -93,7 +93,7 @@ TEST(DecodeAttention, ThePlanDecidesForMoreSequences) {
 struct Decided {
   const char* name;
   int kv_heads;
-  bool clusters;  // of the plan's two schedules
+  bool clusters;  // true: the schedule in clusters
   std::vector<SequenceLengths> sequences;
 };
 

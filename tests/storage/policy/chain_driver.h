@@ -12,8 +12,8 @@
 
 namespace crumb::storage {
 
-// A forest of nodes of which some are resident in a policy, driven as a tier drives it. Keeps its
-// own books of what is resident, who hangs below whom and when each was used last.
+// A forest of nodes of which some are resident in a policy, driven like a tier drives it. Keeps its
+// own records of resident nodes, their parents and their last uses.
 class ChainDriver {
  public:
   struct Node {

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What every eviction policy must do, whatever its order.
+// The contract of every eviction policy, whatever its order.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

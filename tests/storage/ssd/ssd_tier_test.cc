@@ -309,7 +309,7 @@ TEST_F(SsdTierTest, WithAKeyPageBytesAreNowhereOnDisk) {
   const std::vector<std::byte> bytes = BytesOf(SamplePage(1, 3));
   ASSERT_TRUE(Open().ok());
   ASSERT_THAT(PutPages(1, 0, 8), testing::Each(IsOk()));
-  EXPECT_TRUE(OnDisk(std::span(bytes).first(64)));  // the search finds what is there
+  EXPECT_TRUE(OnDisk(std::span(bytes).first(64)));  // the search finds bytes that are there
   tier_.reset();
   fs::remove_all(options_.path);
 

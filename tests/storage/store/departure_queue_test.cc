@@ -53,7 +53,8 @@ TEST_F(DepartureQueueTest, ATenantHasItsPartOfTheBytes) {
   EXPECT_TRUE(Push('a', 8 * kMiB));
   ASSERT_TRUE(Push('b', 60 * kMiB));
   EXPECT_EQ(queue_.RoomBytes("b"), uint64_t{4} * kMiB);
-  // The part of c is 34 MiB. Its first fragment may be larger, but not than what is left.
+  // The part of c is 34 MiB. Its first fragment may be larger than that, but not than the room
+  // left.
   EXPECT_FALSE(Push('c', 69 * kMiB));
   EXPECT_TRUE(Push('c', 68 * kMiB));
   EXPECT_EQ(queue_.RoomBytes("d"), 0u);

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What one tenant may keep from being reused, by leases, pins, deletions and commits.
+// Bounds of the bytes that one tenant may keep from being reused, by leases, pins, deletions and
+// commits.
 #include "storage/held_bytes.h"
 
 #include <memory>
@@ -61,7 +62,7 @@ class HeldStoreTest : public testing::Test {
     return request;
   }
   uint64_t held() const { return store_->Stats().held_bytes; }
-  // Pages of b fill what a leaves.
+  // Pages of b fill the room that a leaves.
   void ExpectRoomForTheOther() {
     const uint64_t pages = part_ / kPageBytes * 9 / 10;
     for (uint64_t i = 0; i < pages; ++i) {

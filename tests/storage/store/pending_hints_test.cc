@@ -57,8 +57,7 @@ TEST(PendingHints, OnlyHintsThatEndEarlyAreForgotten) {
   EXPECT_EQ(hints.forgotten(), 0u);
 }
 
-// Many tenants, each with one page: their hints leave in order of age, and what
-// is too much goes evenly.
+// Many tenants have one page each: their hints leave in order of age, and the excess goes evenly.
 TEST(PendingHints, ManyTenantsLoseAlike) {
   constexpr uint64_t kTenants = 1000;
   FakeClock clock;

@@ -191,7 +191,7 @@ TEST_F(TenantWritesTest, AFlushWaitsForTheQueueOfItsTenantOnly) {
   EXPECT_EQ(all.pages_of_a, 400u);
 }
 
-// A Flush writes what the queue had no room for, one batch at a time.
+// A Flush writes the pages that the queue had no room for, one batch at a time.
 TEST_F(TenantWritesTest, AFlushDoesNotWaitForThatOfAnotherTenant) {
   options_.host.bytes_max = ByteSize{uint64_t{64} << 20};
   options_.ssd.write_queue_pages_max = 8;
