@@ -30,7 +30,7 @@ class ExtentFiles {
     uint64_t intact_bytes = 0;  // its size when it was opened, before a truncated file is extended
     uint64_t bytes = 0;         // its size now
   };
-  // What was there when the folder was opened, in the order of the numbers.
+  // The extents that were there when the folder was opened, in the order of their numbers.
   const std::vector<Extent>& found() const { return found_; }
   // The one of this number; null: there was none. O(log extents).
   const Extent* FindFound(uint32_t number) const;

@@ -117,9 +117,11 @@ void WriteThrough::WaitFor(const KeyspaceId& keyspace, std::span<const PageKey> 
 }
 
 void WriteThrough::Stop(TimePoint deadline) {
+  bool stopped_before = false;
   {
     MutexLock lock(&mutex_);
     refusing_ = true;
+    stopped_before = stopping_;
     if (!stopping_) stop_by_ = deadline;
     stopping_ = true;
     wake_.NotifyAll();
@@ -135,10 +137,11 @@ void WriteThrough::Stop(TimePoint deadline) {
     host_.Return(departure, Below::kAbsent);
   }
   AbandonFlushes();
-  LogPagesLeft();
+  if (!stopped_before) LogPagesLeft();
 }
 
 void WriteThrough::LogPagesLeft() const {
+  if (options_.bytes_max == 0) return;  // there is no tier below
   NotBelow left;
   PageSelection admitted;
   admitted.only_hit = options_.flush_only_hit;

@@ -38,7 +38,7 @@ class WriteThrough {
  public:
   struct Options {
     size_t pages_max = 4096;  // fragments queued
-    uint64_t bytes_max = 0;   // bytes of the fragments queued
+    uint64_t bytes_max = 0;   // bytes of the fragments queued; 0: no tier is below
     // The percentage of both that one tenant may have; 100 if the server does not distinguish
     // tenants.
     int64_t part_max_percent = 100;

@@ -24,7 +24,7 @@ inline constexpr uint64_t kHostBytes = uint64_t{32} << 20;
 inline constexpr auto kWait = seconds(30);
 inline constexpr auto kPinFor = std::chrono::hours(1);
 
-// One crumbd, and a worker of it that knows what it was told.
+// One crumbd, and a worker of it that knows which pages it published.
 class AcknowledgementsTest : public testing::Test {
  protected:
   explicit AcknowledgementsTest(uint64_t ssd_bytes = uint64_t{512} << 20)
@@ -130,7 +130,7 @@ class AcknowledgementsTest : public testing::Test {
           << number;
     }
   }
-  // Flush tells how many of `stored` a restart does not find, and is OK only where that is none.
+  // Flush reports how many of `stored` a restart does not find, and is OK only where that is none.
   FlushReport ExpectFlushIsTrue(const std::vector<uint64_t>& stored,
                                 const std::function<void()>& before_restart) {
     const auto report = client_->FlushPages(kWait);

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What crumbd acknowledged holds after kill -9. The table in docs/architecture.md, "What an
+// The acknowledgements of crumbd hold after kill -9. The table in docs/architecture.md, "What an
 // acknowledgement means", says what each acknowledgement promises; full_disk_test.cc tests the same
 // without room on the disk.
 

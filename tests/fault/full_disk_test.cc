@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What crumbd acknowledges on a full disk holds, and what it cannot do is an error that has changed
-// nothing. The table in docs/architecture.md, "What an acknowledgement means", says what each
-// acknowledgement promises.
+// The acknowledgements of crumbd hold on a full disk, and what it cannot do is an error that has
+// changed nothing. The table in docs/architecture.md, "What an acknowledgement means", says what
+// each acknowledgement promises.
 
 #include <sched.h>
 #include <sys/mount.h>
@@ -48,17 +48,18 @@ class FullDiskTest : public AcknowledgementsTest {
     while (file.write(block.data(), static_cast<std::streamsize>(block.size())).flush()) {
     }
   }
-  // Fills the disk, and publishes and deletes pages until the tier can write nothing more: files
-  // that are there may have room for some.
-  void FillForPages() {
+  // Fills the disk, and publishes pages until one has no room: files that are there have room for
+  // some. Returns the pages.
+  std::vector<uint64_t> FillForPages() {
     Fill();
+    std::vector<uint64_t> published;
     uint64_t next = 900'000;
-    ASSERT_TRUE(Eventually([&] {
-      Publish(next, 8);
+    EXPECT_TRUE(Eventually([&] {
+      for (const uint64_t number : Publish(next, 8)) published.push_back(number);
       next += 8;
-      const PageKey key = pages_->Key(next - 1);
-      return !client_->Delete(pages_->keyspace().id, std::span(&key, 1)).ok();
-    }));
+      return !client_->Flush(kWait).ok();
+    })) << "the disk was not full";
+    return published;
   }
   std::string Log() const {
     std::stringstream text;
@@ -123,8 +124,8 @@ TEST_F(FullDiskTest, WhatIsAcknowledgedStaysDone) {
   crumbd_.Kill();
   MakeRoom();
   Start();
-  EXPECT_EQ(pages_->keyspace().state, expected_state) << "as it was answered";
-  EXPECT_EQ(pages_->keyspace().generation, after) << "as it was answered";
+  EXPECT_EQ(pages_->keyspace().state, expected_state) << "as the response said";
+  EXPECT_EQ(pages_->keyspace().generation, after) << "as the response said";
   for (const uint64_t number : deleted) EXPECT_FALSE(IsThere(number)) << number;
 }
 
@@ -208,8 +209,8 @@ TEST_F(FullDiskTest, ATakeoverKeepsThePagesThatAreInMemoryAlone) {
 TEST_F(FullDiskTest, AnOrderlyEndNamesThePagesThatItLoses) {
   const std::vector<uint64_t> durable = Publish(0, 20);
   ASSERT_TRUE(client_->Flush(kWait).ok());
-  FillForPages();
-  const std::vector<uint64_t> stored = Publish(20, 40);
+  std::vector<uint64_t> stored = FillForPages();
+  for (const uint64_t number : Publish(20, 40)) stored.push_back(number);
   const auto report = client_->FlushPages(kWait);
   ASSERT_TRUE(report.ok()) << report.status();
   const uint64_t missing = report->tier_off_pages + report->no_room_pages;
@@ -233,7 +234,7 @@ TEST_F(FullDiskTest, AKeyspaceThatCannotBeRecordedIsNotOpen) {
   FillForPages();
   const auto open = [&](const std::string& model) {
     client::KeyspaceSpec spec;
-    spec.fields = {{"model", model}, {"long", std::string(2'000, 'l')}};
+    spec.fields = {{"model", model}, {"long", std::string(500, 'l')}};
     spec.layers = 2;
     spec.kv_heads = 2;
     spec.head_dim = 64;
@@ -260,7 +261,7 @@ TEST_F(FullDiskTest, AKeyspaceThatCannotBeRecordedIsNotOpen) {
   crumbd_.Kill();
   MakeRoom();
   Start();
-  EXPECT_EQ(listed(), before) << "as it was answered";
+  EXPECT_EQ(listed(), before) << "as the response said";
   EXPECT_TRUE(open(refused).ok());
   EXPECT_EQ(listed().size(), before.size() + 1);
 }

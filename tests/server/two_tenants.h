@@ -78,8 +78,6 @@ struct BudgetRow {
 void PrintTo(const BudgetRow& row, std::ostream* out);
 
 const std::vector<BudgetRow>& BudgetRows();
-// Those among them of the processors.
-std::vector<BudgetRow> LookupBudgetRows();
 // Those among them of the queues in front of the SSD.
 std::vector<BudgetRow> SsdBudgetRows();
 

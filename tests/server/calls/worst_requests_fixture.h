@@ -108,9 +108,9 @@ class WorstRequestsTest : public testing::Test {
   }
   void StoreChain(int family, int pages) {
     for (int i = 0; i < pages; ++i) {
-      ASSERT_TRUE(
-          StorePage(FamilyKey(family, i), i == 0 ? PageKey() : FamilyKey(family, i - 1), {{0, 1}, {0, 1}})
-              .ok());
+      ASSERT_TRUE(StorePage(FamilyKey(family, i), i == 0 ? PageKey() : FamilyKey(family, i - 1),
+                            {{0, 1}, {0, 1}})
+                      .ok());
     }
   }
 
@@ -156,7 +156,8 @@ class WorstRequestsTest : public testing::Test {
       v1::LookupResponse response;
       Answered answered;
       Lookup(context_, TimePoint::max(), request, &response, answered.done());
-      const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
+      const double took =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
       const double waited = WaitedForProcessor(self) + WaitedForProcessor(caller) - idle;
       times.lookup = std::max(times.lookup, took - waited);
     }

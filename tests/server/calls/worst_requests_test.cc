@@ -1,9 +1,8 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// The worst request of each call on pages, at its size limit, over a real store, with Lookups beside
-// it. No request may hold another up by 50 ms, or keep its own thread for a second. Calls of sessions
-// and pools are in worst_session_requests_test.cc, those of other nodes in
-// cluster/worst_peer_requests_test.cc.
+// The worst request of each call on pages, at its size limit, over a real store, with Lookups
+// beside it. No request may hold another up by 50 ms, or occupy its own thread for a second. Calls
+// of sessions and pools are in worst_session_requests_test.cc.
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -296,8 +295,8 @@ TEST_F(WorstSsdRequestsTest, CallsOnAsManyPagesOnTheSsdAsTheyMayName) {
     const auto request = Made<v1::LookupRequest>(keys);
     ExpectHarmless([&] {
       v1::LookupResponse response;
-      Answered answered;
-      Lookup(context_, TimePoint::max(), request, &response, answered.done());
+      Await(
+          [&](const Done& done) { Lookup(context_, TimePoint::max(), request, &response, done); });
       EXPECT_EQ(response.hit_pages(), static_cast<uint32_t>(kKeysMax));
     });
   }
@@ -329,8 +328,7 @@ TEST_F(WorstSsdRequestsTest, CallsOnAsManyPagesOnTheSsdAsTheyMayName) {
     request.set_ttl_ms(1);
     ExpectHarmless([&] {
       v1::PinResponse response;
-      Answered answered;
-      Pin(context_, TimePoint::max(), request, &response, answered.done());
+      Await([&](const Done& done) { Pin(context_, TimePoint::max(), request, &response, done); });
       EXPECT_EQ(response.pinned_pages(), static_cast<uint32_t>(kKeysMax));
     });
   }

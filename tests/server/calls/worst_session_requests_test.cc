@@ -46,8 +46,7 @@ TEST_F(WorstSessionRequestsTest, CommitOfAsManyFragmentsAsItMayName) {
       std::memset(at, 0, bytes);
       EncodeFragmentHeader(
           HeaderOf(FamilyKey(family, i), i == 0 ? PageKey() : FamilyKey(family, i - 1), kOneTile),
-          std::span(at + kWideGeometry.int2_tile_bytes(),
-                    bytes - kWideGeometry.int2_tile_bytes()));
+          std::span(at + kWideGeometry.int2_tile_bytes(), bytes - kWideGeometry.int2_tile_bytes()));
       commit.add_header_offsets(kWideGeometry.int2_tile_bytes());
     }
     ++family;
@@ -55,9 +54,7 @@ TEST_F(WorstSessionRequestsTest, CommitOfAsManyFragmentsAsItMayName) {
   ExpectHarmless(
       [&] {
         v1::CommitResponse response;
-        Await([&](Done done) {
-          Commit(context_, *session, commit, &response, std::move(done));
-        });
+        Await([&](Done done) { Commit(context_, *session, commit, &response, std::move(done)); });
         EXPECT_EQ(response.outcomes_size(), kFragments);
         EXPECT_EQ(response.first_error(), "");
       },
@@ -70,17 +67,18 @@ TEST_F(WorstSessionRequestsTest, JoinOfALeaseOfAsManyPagesAsItMayHave) {
   const auto leader = sessions_.Open({"leader", "engine", 0, 0, ""}).value();
   const auto follower = sessions_.Open({"follower", "engine", 0, 0, ""}).value();
   v1::AcquireResponse leased;
-  Answered answered;
-  Acquire(context_, leader, TimePoint::max(),
-          Made<v1::AcquireRequest>(FamilyKeys(1, kKeysMax)), &leased, answered.done());
+  const auto wanted = Made<v1::AcquireRequest>(FamilyKeys(1, kKeysMax));
+  Await([&](const Done& done) {
+    Acquire(context_, leader, TimePoint::max(), wanted, &leased, done);
+  });
   ASSERT_EQ(leased.hit_pages(), static_cast<uint32_t>(kKeysMax));
   v1::AcquireRequest join = Made<v1::AcquireRequest>("");
   join.set_lease(leased.lease());
   ExpectHarmless([&] {
     v1::AcquireResponse response;
-    Answered joined;
-    Acquire(context_, follower, TimePoint::max(), join, &response, joined.done());
-    EXPECT_TRUE(joined.status.ok()) << joined.status;
+    Await([&](const Done& done) {
+      Acquire(context_, follower, TimePoint::max(), join, &response, done);
+    });
     EXPECT_EQ(response.hit_pages(), static_cast<uint32_t>(kKeysMax));
     v1::ReleaseRequest release;
     release.add_leases(response.lease());
@@ -164,16 +162,13 @@ class WorstPoolRequestsTest : public WorstRequestsTest {
       const int page = static_cast<int>(i);
       request.add_slots(slots[i]);
       request.add_headers(ToBytes(HeaderOf(
-          FamilyKey(family, page), page == 0 ? PageKey() : FamilyKey(family, page - 1),
-          kOneTile)));
+          FamilyKey(family, page), page == 0 ? PageKey() : FamilyKey(family, page - 1), kOneTile)));
     }
     return request;
   }
   void CommitAll(const v1::CommitRequest& request) {
     v1::CommitResponse response;
-    Answered answered;
-    Commit(context_, *session_, request, &response, answered.done());
-    EXPECT_TRUE(answered.status.ok()) << answered.status;
+    Await([&](Done done) { Commit(context_, *session_, request, &response, std::move(done)); });
     EXPECT_EQ(response.outcomes_size(), request.slots_size());
     EXPECT_EQ(response.first_error(), "");
   }

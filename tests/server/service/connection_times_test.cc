@@ -23,7 +23,7 @@ using std::chrono::milliseconds;
 
 constexpr Duration kLong = std::chrono::minutes(10);
 constexpr Duration kShort = milliseconds(500);
-// What a caller sends to begin HTTP/2: the preface and a SETTINGS frame without settings.
+// The bytes that begin HTTP/2: the preface and a SETTINGS frame without settings.
 const std::string kGreeting =
     std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") + std::string("\0\0\0\4\0\0\0\0\0", 9);
 
