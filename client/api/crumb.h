@@ -31,7 +31,7 @@ extern "C" {
 #define CRUMB_API
 #endif
 
-#define CRUMB_ABI_VERSION 7
+#define CRUMB_ABI_VERSION 8
 #define CRUMB_PAGE_TOKENS 64
 #define CRUMB_KEY_BYTES 32
 
@@ -52,7 +52,8 @@ typedef int32_t crumb_code;
 /* Returns the CRUMB_ABI_VERSION of the loaded library, which supports this header if the header's
  * version is not higher. Version 2 added device workers, version 3 statistics and transfers,
  * version 4 transfers of caches in device memory, version 5 attention over an engine's blocks,
- * version 6 the same for blocks in device memory, version 7 transfers of an engine's blocks. */
+ * version 6 the same for blocks in device memory, version 7 transfers of an engine's blocks,
+ * version 8 page keys that continue a sequence. */
 CRUMB_API uint32_t crumb_abi_version(void);
 /* Returns the text of this thread's last error, or "". Valid until the thread's next call. */
 CRUMB_API const char* crumb_message(void);

@@ -81,6 +81,14 @@ CRUMB_API crumb_code crumb_transfer_keys(crumb_transfer* transfer, const void* k
                                          size_t keyspace_token_bytes, const int32_t* tokens,
                                          size_t token_count, const uint8_t* extra,
                                          size_t extra_pages, uint8_t* keys);
+/* Since version 8. Computes the keys of further full pages of a sequence: `tokens` and `extra`
+ * start behind the page of key `parent` [32]. NULL: they start with the sequence, as in
+ * crumb_transfer_keys. */
+CRUMB_API crumb_code crumb_transfer_next_keys(crumb_transfer* transfer, const void* keyspace_token,
+                                              size_t keyspace_token_bytes, const uint8_t* parent,
+                                              const int32_t* tokens, size_t token_count,
+                                              const uint8_t* extra, size_t extra_pages,
+                                              uint8_t* keys);
 /* Leases the longest prefix of keys [pages, 32] that crumbd has for all layers and heads, and
  * brings pages from SSD and other nodes to host memory within `deadline_ms` (0: pages of host
  * memory only). If there is none, or no crumbd, `hit_pages` is 0 and *out is NULL. tiers [pages] of

@@ -73,6 +73,7 @@ const crumb_core_table* crumb_core() {
       .transfer_use_blocks = TransferUseBlocks,
       .transfer_keyspace = TransferKeyspace,
       .transfer_keys = TransferKeys,
+      .transfer_next_keys = TransferNextKeys,
       .transfer_acquire = TransferAcquire,
       .transfer_lease_close = TransferLeaseClose,
       .page_load_open = PageLoadOpen,

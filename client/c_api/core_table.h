@@ -58,6 +58,8 @@ typedef struct crumb_core_table {
   crumb_code (*transfer_keyspace)(crumb_transfer*, uint32_t, void*, size_t, size_t*);
   crumb_code (*transfer_keys)(crumb_transfer*, const void*, size_t, const int32_t*, size_t,
                               const uint8_t*, size_t, uint8_t*);
+  crumb_code (*transfer_next_keys)(crumb_transfer*, const void*, size_t, const uint8_t*,
+                                   const int32_t*, size_t, const uint8_t*, size_t, uint8_t*);
   crumb_code (*transfer_acquire)(crumb_transfer*, const void*, size_t, const uint8_t*, size_t,
                                  uint32_t, crumb_transfer_lease**, size_t*, int32_t*, crumb_miss*,
                                  void*, size_t, size_t*);

@@ -197,6 +197,14 @@ crumb_code crumb_transfer_keys(crumb_transfer* transfer, const void* keyspace_to
   return CRUMB_HANDED(transfer, core->transfer_keys(transfer, keyspace_token, keyspace_token_bytes,
                                                     tokens, token_count, extra, extra_pages, keys));
 }
+crumb_code crumb_transfer_next_keys(crumb_transfer* transfer, const void* keyspace_token,
+                                    size_t keyspace_token_bytes, const uint8_t* parent,
+                                    const int32_t* tokens, size_t token_count, const uint8_t* extra,
+                                    size_t extra_pages, uint8_t* keys) {
+  return CRUMB_HANDED(
+      transfer, core->transfer_next_keys(transfer, keyspace_token, keyspace_token_bytes, parent,
+                                         tokens, token_count, extra, extra_pages, keys));
+}
 crumb_code crumb_transfer_acquire(crumb_transfer* transfer, const void* keyspace_token,
                                   size_t keyspace_token_bytes, const uint8_t* keys, size_t pages,
                                   uint32_t deadline_ms, crumb_transfer_lease** out,

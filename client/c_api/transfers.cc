@@ -103,15 +103,25 @@ crumb_code TransferKeyspace(crumb_transfer* transfer, uint32_t timeout_ms, void*
 crumb_code TransferKeys(crumb_transfer* transfer, const void* keyspace_token,
                         size_t keyspace_token_bytes, const int32_t* tokens, size_t token_count,
                         const uint8_t* extra, size_t extra_pages, uint8_t* keys) {
+  return TransferNextKeys(transfer, keyspace_token, keyspace_token_bytes, nullptr, tokens,
+                          token_count, extra, extra_pages, keys);
+}
+
+crumb_code TransferNextKeys(crumb_transfer* transfer, const void* keyspace_token,
+                            size_t keyspace_token_bytes, const uint8_t* parent,
+                            const int32_t* tokens, size_t token_count, const uint8_t* extra,
+                            size_t extra_pages, uint8_t* keys) {
   return Guarded([&]() -> absl::Status {
     if ((tokens == nullptr && token_count > 0) || (extra == nullptr && extra_pages > 0) ||
         (keys == nullptr && token_count >= CRUMB_PAGE_TOKENS)) {
-      return Null("crumb_transfer_keys", "tokens, extra or keys");
+      return Null("crumb_transfer_next_keys", "tokens, extra or keys");
     }
+    PageKey previous;
+    if (parent != nullptr) std::memcpy(&previous, parent, sizeof(previous));
     CRUMB_ASSIGN_OR_RETURN(
         const std::vector<PageKey> made,
-        transfer->transfer->Keys(Bytes(keyspace_token, keyspace_token_bytes), {tokens, token_count},
-                                 DigestsOf<Digest>(extra, extra_pages)));
+        transfer->transfer->NextKeys(Bytes(keyspace_token, keyspace_token_bytes), previous,
+                                     {tokens, token_count}, DigestsOf<Digest>(extra, extra_pages)));
     if (!made.empty()) std::memcpy(keys, made.data(), made.size() * sizeof(PageKey));
     return absl::OkStatus();
   });

@@ -16,6 +16,10 @@ crumb_code TransferKeyspace(crumb_transfer* transfer, uint32_t timeout_ms, void*
 crumb_code TransferKeys(crumb_transfer* transfer, const void* keyspace_token,
                         size_t keyspace_token_bytes, const int32_t* tokens, size_t token_count,
                         const uint8_t* extra, size_t extra_pages, uint8_t* keys);
+crumb_code TransferNextKeys(crumb_transfer* transfer, const void* keyspace_token,
+                            size_t keyspace_token_bytes, const uint8_t* parent,
+                            const int32_t* tokens, size_t token_count, const uint8_t* extra,
+                            size_t extra_pages, uint8_t* keys);
 crumb_code TransferAcquire(crumb_transfer* transfer, const void* keyspace_token,
                            size_t keyspace_token_bytes, const uint8_t* keys, size_t pages,
                            uint32_t deadline_ms, crumb_transfer_lease** out, size_t* hit_pages,

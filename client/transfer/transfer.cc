@@ -80,12 +80,12 @@ class PagedTransfer final : public Transfer {
                             .last_key = {}});
   }
 
-  absl::StatusOr<std::vector<PageKey>> Keys(std::string_view keyspace,
-                                            std::span<const int32_t> tokens,
-                                            std::span<const Digest> extra) override {
+  absl::StatusOr<std::vector<PageKey>> NextKeys(std::string_view keyspace, const PageKey& parent,
+                                                std::span<const int32_t> tokens,
+                                                std::span<const Digest> extra) override {
     CRUMB_ASSIGN_OR_RETURN(const LeadToken token, Decode(keyspace));
     std::vector<PageKey> keys;
-    PageKeyChain chain(token.keyspace.id);
+    PageKeyChain chain(token.keyspace.id, parent);
     HashPages(tokens, extra, tokens.size() / kPageTokens, &keys, &chain);
     return keys;
   }

@@ -310,6 +310,17 @@ with crumb.Client({self.folder!r}, engine={engine!r}) as client:
                 self.assertEqual((lease.pages, lease.reason), (0, crumb.Miss.UNAVAILABLE))
                 lease.close()
 
+    def test_keys_continue_behind_a_page(self):
+        transfer = self.transfer(self.model(), None)
+        space = transfer.keyspace()
+        extra = [bytes([page]) * 32 for page in range(PAGES)]
+        keys = transfer.keys(space, TOKENS, extra)
+        for page in range(1, PAGES + 1):
+            self.assertEqual(transfer.keys(space, TOKENS[page * 64:], extra[page:],
+                                           parent=keys[page - 1]), keys[page:])
+        with self.assertRaises(crumb.InvalidArgument):
+            transfer.keys(space, TOKENS, extra, parent=b"short")
+
     def test_mistakes_are_refused(self):
         model, cache = self.model(), Cache("NHD", 64, 12)
         transfer = self.transfer(model, cache)

@@ -166,9 +166,17 @@ class Transfer {
   // page i depends on (cache salt, LoRA adapter, images), zeros for nothing; `extra` may be shorter
   // than the pages. kDataLoss, kFailedPrecondition, kInvalidArgument: `keyspace` is not a token of
   // Keyspace.
-  virtual absl::StatusOr<std::vector<PageKey>> Keys(std::string_view keyspace,
-                                                    std::span<const int32_t> tokens,
-                                                    std::span<const Digest> extra) = 0;
+  absl::StatusOr<std::vector<PageKey>> Keys(std::string_view keyspace,
+                                            std::span<const int32_t> tokens,
+                                            std::span<const Digest> extra) {
+    return NextKeys(keyspace, PageKey{}, tokens, extra);
+  }
+  // Returns the same for pages that continue a sequence: `tokens` and `extra` start behind the page
+  // of key `parent`, or with the sequence if that is zero.
+  virtual absl::StatusOr<std::vector<PageKey>> NextKeys(std::string_view keyspace,
+                                                        const PageKey& parent,
+                                                        std::span<const int32_t> tokens,
+                                                        std::span<const Digest> extra) = 0;
 
   // Leases the longest prefix of `keys` that crumbd has for all layers and KV heads, in any tier.
   // Pages on SSD and other nodes are brought to host memory within `timeout`. Without crumbd the

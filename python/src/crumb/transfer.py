@@ -251,17 +251,20 @@ class Transfer(Handle):
                                               len(token), ctypes.byref(size)))
         return token.raw[:size.value]
 
-    def keys(self, keyspace: bytes, token_ids: Any, extra: SequenceOf[bytes] = ()) -> List[bytes]:
+    def keys(self, keyspace: bytes, token_ids: Any, extra: SequenceOf[bytes] = (),
+             parent: bytes = NO_PARENT) -> List[bytes]:
         """Keys of the full pages of a sequence: one of 32 bytes for every 64 token ids.
 
         extra: digests of 32 bytes of what else leading pages depend on, one a page; 32 zero bytes
-        for nothing.
+        for nothing. parent: the key of a page; then token_ids and extra are those of the pages
+        behind it.
         """
         address, count, held = _tensors.tokens(token_ids)
         pages = count // PAGE_TOKENS
         keys = ctypes.create_string_buffer(max(1, pages * KEY_BYTES))
-        self._check(c.crumb_transfer_keys(self._handle, keyspace, len(keyspace), address, count,
-                                          _bytes(_joined(extra)), len(extra), _bytes(keys)))
+        self._check(c.crumb_transfer_next_keys(
+            self._handle, keyspace, len(keyspace), _bytes(_joined([parent])), address, count,
+            _bytes(_joined(extra)), len(extra), _bytes(keys)))
         del held
         made = keys.raw
         return [made[i * KEY_BYTES:(i + 1) * KEY_BYTES] for i in range(pages)]

@@ -264,6 +264,24 @@ TEST_F(TransferErrorsTest, OtherOptionsOtherKeysAndOtherTokens) {
             writer->Keys(keyspace, tokens_, {&salt, 1}).value());
 }
 
+TEST_F(TransferErrorsTest, KeysContinueBehindAnyPage) {
+  const auto transfer = Open(Options(kernels::PageFormat::kInt2), nullptr);
+  const std::string keyspace = transfer->Keyspace(seconds(1));
+  std::vector<Digest> extra(tokens_.size() / kPageTokens);
+  extra.back()[0] = 1;
+  const std::vector<PageKey> all = transfer->Keys(keyspace, tokens_, extra).value();
+  ASSERT_GE(all.size(), 2u);
+  for (size_t page = 0; page <= all.size(); ++page) {
+    const std::vector<PageKey> rest =
+        transfer
+            ->NextKeys(keyspace, page == 0 ? PageKey{} : all[page - 1],
+                       std::span<const int32_t>(tokens_).subspan(page * kPageTokens),
+                       std::span<const Digest>(extra).subspan(page))
+            .value();
+    EXPECT_EQ(rest, std::vector<PageKey>(all.begin() + static_cast<ptrdiff_t>(page), all.end()));
+  }
+}
+
 TEST_F(TransferErrorsTest, WithoutCrumbdPrefixesAreEmptyAndNothingFails) {
   const WorkerOptions options = Options(kernels::PageFormat::kInt2);
   client_.up = false;
