@@ -6,13 +6,17 @@ Needs the package sglang; tests/engines/install_sglang.sh installs it.
 """
 
 import os
+import pathlib
+import tempfile
 import types
 import unittest
 from unittest import mock
 
+import crumb
 from sglang_support import (DIM, HEADS, PAGE, TOKENS, SglangLinkerTest, model_config, sglang, torch)
 
 if sglang is not None:
+    from sglang.srt.lora.lora_registry import LoRARef
     from sglang_support import InsertParams
 
 
@@ -85,6 +89,44 @@ class ExactPagesTest(SglangLinkerTest):
                   dict(weights=name, config=model_config(quantization="fp8"))]
         for options in others:
             self.assertEqual(len(self.engine(2, **options).load([*tokens, 1])), 0, options)
+
+    def test_an_adapter_is_known_by_its_weights(self):
+        """SGLang names an adapter of --lora-paths by its name and path alone."""
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            (folder / "adapter_config.json").write_text("{}")
+            adapter = LoRARef(LoRARef.deterministic_id("x", name), "x", name)
+            gone = LoRARef(LoRARef.deterministic_id("y", "gone"), "y", "gone")
+            options = {"weights": "adapters",
+                       "server_args": types.SimpleNamespace(lora_paths=[adapter, gone],
+                                                            download_dir=None)}
+
+            def start(weights):
+                (folder / "adapter_model.bin").write_bytes(weights)
+                return self.engine(**options)
+
+            writer = start(b"a" * 100)
+            for extra in (adapter.lora_id, "mine" + adapter.lora_id, gone.lora_id):
+                self.stored(writer, TOKENS[:4 * PAGE], extra=extra)
+            again, trained = start(b"a" * 100), start(b"b" * 100)
+            for extra in (adapter.lora_id, "mine" + adapter.lora_id):
+                self.assertEqual(len(again.load(TOKENS[:5 * PAGE], extra=extra)), 4 * PAGE)
+                self.assertEqual(len(trained.load(TOKENS[:5 * PAGE], extra=extra)), 0)
+            # The weights of an adapter without files are not known.
+            self.assertEqual(len(again.load(TOKENS[:5 * PAGE], extra=gone.lora_id)), 0)
+            writer.evict()
+            self.assertEqual(len(writer.load(TOKENS[:5 * PAGE], extra=gone.lora_id)), 4 * PAGE)
+
+    def test_overrides_of_the_configuration_and_longrope(self):
+        longrope = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
+        text = types.SimpleNamespace(rope_parameters=longrope)
+        self.stored(self.engine(weights="o"), TOKENS[:4 * PAGE])
+        for override in ({"rms_norm_eps": 1}, {}):
+            reader = self.engine(weights="o", config=model_config(model_override_args=override))
+            self.assertEqual(len(reader.load(TOKENS[:5 * PAGE])), 0 if override else 4 * PAGE)
+        self.engine(config=model_config(hf_text_config=text, context_len=4096))
+        with self.assertRaisesRegex(crumb.InvalidArgument, "--context-length 4096"):
+            self.engine(config=model_config(hf_text_config=text, context_len=8192))
 
     def test_after_a_flush_pages_are_private_or_shared(self):
         for mode, after in (("private", 0), ("shared", 3 * PAGE)):

@@ -56,7 +56,7 @@ class Engine:
     """SGLang's cache of one rank: pool, allocator, radix tree and linker."""
 
     def __init__(self, folder, seed=0, config=None, dtype=None, page=PAGE, core="python",
-                 heads=HEADS, group=None, **options):
+                 heads=HEADS, group=None, server_args=None, **options):
         self.pool = MHATokenToKVPool(SLOTS, page, dtype or torch.bfloat16, heads, DIM, LAYERS,
                                      "cpu", False)
         generator = torch.Generator().manual_seed(seed)
@@ -70,14 +70,14 @@ class Engine:
                                       tree_components=(ComponentType.FULL,), tree_core_backend=core,
                                       tp_cache_group=group)
         self.cache = UnifiedRadixCache(self.params)
-        self.linker = self.make_linker(folder, config or model_config(), options)
+        self.linker = self.make_linker(folder, config or model_config(), options, server_args)
         self.cache.init_cache_linker(self.linker)
         self.pool.register_layer_transfer_counter(self.linker.layer_done_counter)
         self.rids = itertools.count()
 
-    def make_linker(self, folder, config, options):
+    def make_linker(self, folder, config, options, server_args=None):
         return linker_module.CrumbLinker(
-            None, self.params, components=set(self.cache.components),
+            server_args, self.params, components=set(self.cache.components),
             extra_config={"socket_dir": folder, "weights": "w", "deadline": 5, **options},
             model_config=config)
 

@@ -294,6 +294,11 @@ class ShortContextTest(unittest.TestCase):
         before = weights_digest(model)
         self.assertEqual(weights_digest(model_of("Llama", 64)), before)
         self.assertNotEqual(weights_digest(model_of("Llama", 64).bfloat16()), before)
+        moved = model_of("Llama", 64)
+        moved.config._name_or_path = "/another/folder"
+        self.assertEqual(weights_digest(moved), before)
+        for change in ({"rms_norm_eps": 1e-2}, {"hidden_act": "gelu"}):
+            self.assertNotEqual(weights_digest(model_of("Llama", 64, **change)), before, change)
         with torch.no_grad():
             model.model.layers[2].self_attn.k_proj.weight[5, 7] += 1e-3
         self.assertNotEqual(weights_digest(model), before)

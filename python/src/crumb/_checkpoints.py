@@ -42,6 +42,34 @@ def folder_of(model: str, revision: Optional[str], config: str) -> Optional[path
     return pathlib.Path(found).parent if isinstance(found, str) else None
 
 
+def model_digest(model: str, revision: Optional[str], config: str,
+                 download_dir: Optional[str] = None) -> Optional[str]:
+    """The digest of a checkpoint by its folder, file or name on the Hub; None: its weight files or
+    its configuration are not here. With a download_dir the weight files of a name are taken from
+    there only; engines keep the configuration in the default cache all the same."""
+    folder = folder_of(model, revision, config)
+    if download_dir is None or pathlib.Path(model).exists():
+        return digest_of(folder, config) if folder is not None else None
+    weights = _snapshot_of(model, revision, download_dir)
+    files = _weights_in(weights) if weights is not None else []
+    if weights is None or not files:
+        return None
+    for place in (folder, weights):
+        if place is not None and (place / config).is_file():
+            return _digest([place / config, *files])
+    return None
+
+
+def _snapshot_of(model: str, revision: Optional[str], download_dir: str) -> Optional[pathlib.Path]:
+    """The folder of a model of the Hub in the cache `download_dir`."""
+    try:
+        from huggingface_hub import snapshot_download
+        return pathlib.Path(snapshot_download(model, revision=revision, cache_dir=download_dir,
+                                              local_files_only=True))
+    except (ImportError, ValueError, OSError):  # OSError: it is not there
+        return None
+
+
 def digest_of(checkpoint: pathlib.Path, config: str) -> Optional[str]:
     """The digest of a checkpoint, a folder or a GGUF file; None: the folder has no weight files or
     no configuration."""
@@ -69,8 +97,12 @@ def _digest_once(files: Tuple[Tuple[str, int, int, int], ...]) -> str:
 
 
 def _files_of(folder: pathlib.Path, config: str) -> List[pathlib.Path]:
-    weights = sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern))
+    weights = _weights_in(folder)
     return [folder / config, *weights] if weights and (folder / config).is_file() else []
+
+
+def _weights_in(folder: pathlib.Path) -> List[pathlib.Path]:
+    return sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern))
 
 
 def _gguf_files(named: pathlib.Path) -> List[pathlib.Path]:

@@ -7,7 +7,7 @@ from typing import Any, Dict, Mapping, Optional
 
 import torch
 
-from crumb import _engines
+from crumb import _checkpoints, _engines
 from crumb.client import PAGE_TOKENS
 from crumb.errors import InvalidArgument
 from crumb.transfer import PagedCache, PagedRows
@@ -57,22 +57,53 @@ def check_supported(config: Any, params: Any, components: Any) -> None:
         raise InvalidArgument("CrumbLinker supports neither pipeline nor context parallelism")
 
 
-def model_of(config: Any, options: Mapping[str, Any]) -> Model:
-    """The model that pages belong to. config: SGLang's ModelConfig."""
+def model_of(config: Any, options: Mapping[str, Any],
+             download_dir: Optional[str] = None) -> Model:
+    """The model that pages belong to. config: SGLang's ModelConfig. download_dir: where SGLang
+    keeps weight files of the Hub; None: in the default cache."""
     return Model(
         model=str(options["model"] or pathlib.Path(str(config.model_path)).name),
         weights=str(options["weights"] or _engines.weights_digest(
-            str(config.model_path), config.revision, "linker_extra_config")),
+            str(config.model_path), config.revision, "linker_extra_config", download_dir)),
         layers=config.num_hidden_layers,
         kv_heads=config.get_total_num_kv_heads(),
         q_heads=config.get_total_num_attention_heads(),
         head_dim=config.head_dim,
         history=str(options["history"]),
         rotation=str(options["rotation"]),
-        rope=_engines.rope_of(config.hf_text_config),
+        rope=rope_of(config),
         tenant=options["tenant"],
         # Pages are found by SGLang's own hashes of them: linker.py.
-        fields={**_engines.keyspace_fields(config.quantization), "keys": "sglang"})
+        fields={**_engines.keyspace_fields(config.quantization), "keys": "sglang",
+                **_engines.override_fields(getattr(config, "model_override_args", None),
+                                           "--json-model-override-args")})
+
+
+def rope_of(config: Any) -> str:
+    """The RoPE that SGLang computes, as text. It applies the long factors of LongRoPE to all tokens
+    of a batch that has one beyond the length which the short ones are meant for, so that the keys
+    of a page depend on other requests: such pages cannot be shared. config: SGLang's ModelConfig.
+    """
+    tokens = _engines.longrope_tokens(config.hf_text_config)
+    if tokens is None:
+        return _engines.rope_of(config.hf_text_config)
+    if config.context_len > tokens:
+        raise InvalidArgument(
+            f"the model has LongRoPE, whose factors SGLang chooses for each batch if sequences may "
+            f"be longer than {tokens} tokens: start SGLang with --context-length {tokens}")
+    return _engines.rope_of(config.hf_text_config, "short")
+
+
+def adapters_of(server_args: Any) -> Dict[str, Optional[bytes]]:
+    """Digests of the LoRA adapters of --lora-paths, which SGLang has read at its start, by the id
+    that SGLang derives from an adapter's name and path; None: its files are not in this machine's
+    folders and caches. An adapter that is loaded later gets a random id, which no other server has.
+    """
+    adapters = {}
+    for adapter in getattr(server_args, "lora_paths", None) or ():
+        digest = _checkpoints.adapter_digest(str(adapter.lora_path))
+        adapters[str(adapter.lora_id)] = bytes.fromhex(digest) if digest is not None else None
+    return adapters
 
 
 def rank_of(params: Any) -> Rank:

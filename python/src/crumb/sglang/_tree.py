@@ -10,7 +10,7 @@ gives them to the linker right before each call.
 """
 
 import abc
-from typing import Any, Callable, List, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 from sglang.srt.mem_cache import unified_radix_cache
@@ -34,9 +34,10 @@ class PositionedLinker(UnifiedCacheLinker):
         every rank must call it."""
 
     @abc.abstractmethod
-    def begin_call(self, before: Sequence[str]) -> None:
+    def begin_call(self, before: Sequence[str], namespace: Optional[str]) -> None:
         """`before` are the hashes of all pages of the sequence in front of those of the lookup or
-        offload that follows."""
+        offload that follows. namespace: SGLang's extra_key of the sequence, which ends with the id
+        of its LoRA adapter."""
 
     @abc.abstractmethod
     def forget(self, rid: str) -> None:
@@ -67,12 +68,16 @@ class PositionedLinkerWrapper(UnifiedCacheLinkerWrapper):
                           *core.get_hash_values(result.last_device_node)]
             if len(before) * self.cache.page_size != device_hit_len:
                 return []  # the position of the tail is not known: nothing of it is looked up
-            self._positioned.begin_call(before)
+            self._positioned.begin_call(before, key.extra_key)
         return tail
 
     def _offload_node(self, node_id: Any, transfers: List[Any]) -> None:
         if self._positioned is not None:
-            self._positioned.begin_call(self.cache.tree_core.get_prefix_hash_values(node_id))
+            core = self.cache.tree_core
+            node = core.snapshot_buffer_backup(node_id, False)
+            if node is not None:
+                self._positioned.begin_call(core.get_prefix_hash_values(node_id),
+                                            node.key.extra_key)
         super()._offload_node(node_id, transfers)
 
     def release_request(self, rid: str) -> None:

@@ -48,6 +48,8 @@ RECENT_PAGES = 4
 # Seconds after which the lease of a waiting request ends unless it is looked up again: leased pages
 # take room in crumbd's host memory.
 LEASE_SECONDS = 10.0
+# The id of a LoRA adapter, which SGLang puts at the end of a sequence's extra_key.
+LORA_ID_CHARACTERS = 32
 # Pages that are remembered to be in crumbd, which are not stored again: 4 Mi tokens.
 KNOWN_PAGES_MAX = 65536
 
@@ -131,7 +133,7 @@ class CrumbLinker(_tree.PositionedLinker):
         self._offloads_max = int(options["offloads_max"])
         rank = _model.rank_of(params)
         engine = _engine_id(params.attn_tp_cache_group or params.tp_cache_group, rank.tp_size)
-        model = _model.model_of(config, options)
+        model = _model.model_of(config, options, getattr(server_args, "download_dir", None))
         self._exact = model.history == "bf16"
         self._client = _engines.open_client(options, f"sglang rank {rank.tp_rank}", engine, log)
         try:
@@ -142,6 +144,7 @@ class CrumbLinker(_tree.PositionedLinker):
             self._client.close()
             raise
         self._open_state(engine, cache.blocks)
+        self._adapters = _model.adapters_of(server_args)
         if model.rotation == "hadamard" and not self._exact:
             log.info(_engines.HADAMARD_NOTE)
         log.info("Crumb serves %d layers, %d pages of %d tokens, history %s", len(cache.layers),
@@ -152,6 +155,7 @@ class CrumbLinker(_tree.PositionedLinker):
         self._flushes = 0
         self._agree: Optional[_tree.Agree] = None
         self._before: Optional[List[str]] = None
+        self._adapter = b""  # of the sequence of the call that follows
         self._found: "collections.OrderedDict[str, _Found]" = collections.OrderedDict()
         self._queued: Dict[str, Load] = {}
         # Pages that are stored, and the result, in the order of the calls.
@@ -168,8 +172,13 @@ class CrumbLinker(_tree.PositionedLinker):
     def attach(self, agree: _tree.Agree) -> None:
         self._agree = agree
 
-    def begin_call(self, before: Sequence[str]) -> None:
+    def begin_call(self, before: Sequence[str], namespace: Optional[str]) -> None:
         self._before = list(before)
+        self._adapter = b""
+        adapter = (namespace or "")[-LORA_ID_CHARACTERS:]
+        if adapter in self._adapters:
+            # The pages of an adapter whose files are not here are found by this server only.
+            self._adapter = self._adapters[adapter] or self._engine
 
     def forget(self, rid: str) -> None:
         found = self._found.pop(rid, None)
@@ -187,7 +196,7 @@ class CrumbLinker(_tree.PositionedLinker):
         found = self._found.get(rid)
         if found is None or found.hashes != hashes:
             self.forget(rid)
-            found = self._acquire(hashes)
+            found = self._acquire(hashes, self._adapter)
             if found is None:
                 return []
             self._found[rid] = found
@@ -197,11 +206,11 @@ class CrumbLinker(_tree.PositionedLinker):
         most = len(hashes) - (0 if self._exact else RECENT_PAGES)
         return list(range(1, min(found.pages, most) - found.first + 1))
 
-    def _acquire(self, hashes: List[str]) -> Optional[_Found]:
+    def _acquire(self, hashes: List[str], adapter: bytes) -> Optional[_Found]:
         self.counters.lookups += 1
         try:
             keyspace = self._transfer.keyspace(self._deadline)
-            keys = self._keys(keyspace, hashes)
+            keys = self._keys(keyspace, hashes, adapter)
             lease = self._transfer.acquire(keyspace, keys, self._deadline)
         except Error as error:
             log.warning("a prompt of %d pages is not looked up: %s", len(hashes), error)
@@ -308,7 +317,8 @@ class CrumbLinker(_tree.PositionedLinker):
         runs = self._unknown_runs(hashes, len(before))
         stored = [page for begin, end, _ in runs for page in hashes[begin:end]]
         self._known.add(stored)
-        self._offloads.append((stored, self._storer.submit(self._store, hashes, blocks, runs)))
+        self._offloads.append((stored, self._storer.submit(self._store, hashes, blocks, runs,
+                                                            self._adapter)))
         return True
 
     def _unknown_runs(self, hashes: List[str], first: int) -> List[Tuple[int, int, bool]]:
@@ -327,11 +337,11 @@ class CrumbLinker(_tree.PositionedLinker):
         return runs
 
     def _store(self, hashes: List[str], blocks: List[int],
-               runs: List[Tuple[int, int, bool]]) -> bool:
+               runs: List[Tuple[int, int, bool]], adapter: bytes) -> bool:
         """Runs in the thread crumb-store. SGLang keeps the pages until the result is taken."""
         try:
             keyspace = self._transfer.keyspace(self._deadline)
-            keys = self._keys(keyspace, hashes)
+            keys = self._keys(keyspace, hashes, adapter)
             for begin, end, rounded in runs:
                 with self._transfer.store(keyspace, keys[begin:end], begin, blocks,
                                           keys[begin - 1] if begin else NO_PARENT,
@@ -407,10 +417,13 @@ class CrumbLinker(_tree.PositionedLinker):
     def _all_agree(self, own: bool) -> bool:
         return self._agree(own) if self._agree is not None else own
 
-    def _keys(self, keyspace: bytes, hashes: Sequence[str]) -> List[bytes]:
-        """Keys of the pages of a sequence. SGLang's hashes stand for all that a page depends on, so
+    def _keys(self, keyspace: bytes, hashes: Sequence[str], adapter: bytes) -> List[bytes]:
+        """Keys of the pages of a sequence. SGLang's hashes stand for all that a page depends on,
+        except for the weights of a LoRA adapter (`adapter`: their digest, empty without one), so
         that the tokens are taken to be zeros."""
         digests = [bytes.fromhex(page) for page in hashes]
+        if adapter:
+            digests[0] = hashlib.sha256(b"adapter\0" + adapter + digests[0]).digest()
         if self._flushes:
             own = self._engine + self._flushes.to_bytes(8, "little")
             digests[0] = hashlib.sha256(own + digests[0]).digest()

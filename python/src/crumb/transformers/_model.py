@@ -74,9 +74,14 @@ def head_dim_of(config: Any) -> int:
                config.hidden_size // config.num_attention_heads)
 
 
+# Members of a configuration that change no result: versions, and where it was loaded from. Names
+# that begin with "_" are such, too.
+CONFIG_MEMBERS_LEFT_OUT = ("transformers_version", "name_or_path")
+
+
 def weights_digest(model: Any) -> str:
-    """SHA-256 of names, dtypes, shapes and bytes of all weights, on whichever device they are:
-    about 1 s for a GB.
+    """SHA-256 of the configuration, and of names, dtypes, shapes and bytes of all weights, on
+    whichever device they are: about 1 s for a GB.
 
     model: a transformers model. Raises InvalidArgument for a model with adapters, whose
     state decides with which weights it computes: name the weights yourself then.
@@ -84,7 +89,8 @@ def weights_digest(model: Any) -> str:
     if hasattr(model, "peft_config") or getattr(model, "_hf_peft_config_loaded", False):
         raise InvalidArgument("this model has adapters: pass weights=\"...\", a name that changes "
                               "with the weights and the active adapters")
-    digest = hashlib.sha256()
+    members = _without_places(model.config.to_dict())
+    digest = hashlib.sha256(json.dumps(members, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         held = tensor.detach().cpu().contiguous()
         digest.update(f"{name}\0{held.dtype}\0{list(held.shape)}\0".encode())
@@ -92,6 +98,16 @@ def weights_digest(model: Any) -> str:
         if size > 0:
             digest.update((ctypes.c_char * size).from_address(held.data_ptr()))
     return digest.hexdigest()
+
+
+def _without_places(value: Any) -> Any:
+    """A part of a configuration without CONFIG_MEMBERS_LEFT_OUT."""
+    if isinstance(value, dict):
+        return {str(name): _without_places(member) for name, member in value.items()
+                if not str(name).startswith("_") and name not in CONFIG_MEMBERS_LEFT_OUT}
+    if isinstance(value, (list, tuple)):
+        return [_without_places(member) for member in value]
+    return value
 
 
 def check_worker(model: Any, worker: Union[Worker, GpuWorker]) -> None:

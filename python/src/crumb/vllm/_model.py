@@ -39,10 +39,12 @@ def model_of(vllm_config: Any, extra: Any, rotation: Optional[str] = None) -> Mo
     """The model that pages belong to. `extra(name, default)` reads kv_connector_extra_config.
     rotation: of the engine's own cache; None: `extra` names it."""
     config, parallel = vllm_config.model_config, vllm_config.parallel_config
+    load_config = getattr(vllm_config, "load_config", None)
     return Model(
         model=str(extra("model", None) or pathlib.Path(str(config.model)).name),
         weights=str(extra("weights", None) or _engines.weights_digest(
-            str(config.model), config.revision, "kv_connector_extra_config")),
+            str(config.model), config.revision, "kv_connector_extra_config",
+            getattr(load_config, "download_dir", None))),
         layers=config.get_total_num_hidden_layers()
         if hasattr(config, "get_total_num_hidden_layers") else config.get_num_layers(parallel),
         kv_heads=config.get_total_num_kv_heads(),
@@ -50,9 +52,33 @@ def model_of(vllm_config: Any, extra: Any, rotation: Optional[str] = None) -> Mo
         head_dim=config.get_head_size(),
         history=str(extra("history", "int2")),
         rotation=rotation or str(extra("rotation", "hadamard")),
-        rope=_engines.rope_of(config.hf_text_config),
+        rope=rope_of(config),
         tenant=extra("tenant", None),
-        fields=_engines.keyspace_fields(config.quantization))
+        fields={**_engines.keyspace_fields(config.quantization), **_override_fields(config)})
+
+
+def rope_of(config: Any) -> str:
+    """The RoPE that vLLM computes, as text. Of LongRoPE it applies the long factors to all tokens
+    if sequences may be longer than the short ones are meant for (--max-model-len).
+    config: vLLM's ModelConfig."""
+    tokens = _engines.longrope_tokens(config.hf_text_config)
+    if tokens is None:
+        return _engines.rope_of(config.hf_text_config)
+    if getattr(config, "original_max_model_len", None) == -1:
+        raise InvalidArgument("the model has LongRoPE, whose factors vLLM chooses by "
+                              "--max-model-len before it fits that length to the memory: start "
+                              "vLLM with a number as --max-model-len")
+    return _engines.rope_of(config.hf_text_config,
+                            "long" if config.max_model_len > tokens else "short")
+
+
+def _override_fields(config: Any) -> Dict[str, str]:
+    """Keyspace fields of what replaces the configuration of the checkpoint."""
+    fields = _engines.override_fields(getattr(config, "hf_overrides", None), "--hf-overrides")
+    other = getattr(config, "hf_config_path", None)
+    if other not in (None, config.model):
+        fields["config"] = _engines.config_digest(str(other), config.revision, "--hf-config-path")
+    return fields
 
 
 def layer_number(name: str) -> int:
