@@ -2,26 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vLLM connector's scheduler loads and stores the right pages: without vLLM and crumbd."""
 
-import importlib.util
+import hashlib
+import importlib
 import pathlib
 import sys
 import threading
+import time
 import types
 import unittest
+from unittest import mock
 
-
-def load(name):
-    """A module of crumb.vllm by file: the package itself imports vLLM."""
-    path = pathlib.Path(__file__).resolve().parents[1] / f"src/crumb/vllm/{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-requests = load("_requests")
-policy = load("_policy")
+SOURCES = pathlib.Path(__file__).resolve().parents[1] / "src/crumb"
+# The packages themselves import vLLM and the library.
+for name, folder in (("crumb", SOURCES), ("crumb.vllm", SOURCES / "vllm")):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [str(folder)]
+requests = importlib.import_module("crumb.vllm._requests")
+lookups = importlib.import_module("crumb.vllm._lookups")
+policy = importlib.import_module("crumb.vllm._policy")
 PAGE = requests.PAGE_TOKENS
 SECONDS = 30  # bound on waits that a test ends itself
 
@@ -47,15 +45,20 @@ class FakeStore:
         self.may_find = threading.Event()
         self.may_find.set()
         self.arrived, self.late = 0, False
+        self.may_open = threading.Event()
+        self.may_open.set()
+        self.hashed_pages = 0
 
     def keyspace(self):
+        assert self.may_open.wait(SECONDS)
         return b"keyspace"
 
-    def keys(self, keyspace, token_ids, extra):
-        keys, before = [], b""
+    def keys(self, keyspace, token_ids, extra, parent=requests.NO_EXTRA):
+        keys, before = [], b"" if parent == requests.NO_EXTRA else parent
+        self.hashed_pages += len(token_ids) // PAGE
         for page in range(len(token_ids) // PAGE):
-            before = repr((before, tuple(token_ids[page * PAGE:(page + 1) * PAGE]),
-                           extra[page])).encode()
+            page_of = (before, tuple(token_ids[page * PAGE:(page + 1) * PAGE]), extra[page])
+            before = hashlib.sha256(repr(page_of).encode()).digest()
             keys.append(before)
         return keys
 
@@ -72,8 +75,15 @@ class FakePolicy:
     """Notes what it hears."""
 
     def __init__(self, loading=lambda tokens: True, waiting=lambda tokens: True):
-        self.worth_loading, self.worth_waiting = loading, waiting
-        self.heard = []
+        self.loading, self.waiting = loading, waiting
+        self.heard, self.queued = [], []
+
+    def worth_loading(self, tokens, queued_tokens=0):
+        self.queued.append(queued_tokens)
+        return self.loading(tokens)
+
+    def worth_waiting(self, tokens, queued_tokens=0):
+        return self.waiting(tokens)
 
     def arrived(self, tokens, seconds):
         self.heard.append((tokens, seconds))
@@ -102,6 +112,14 @@ def step(new=(), cached=(), resumed=()):
             new_block_ids=[None if b is None else (list(b),) for _, b, _, _ in cached],
             num_computed_tokens=[c for _, _, c, _ in cached]),
         num_scheduled_tokens={r: n for r, _, _, n in [*new, *cached]})
+
+
+def wait_for(condition):
+    """Waits until the condition holds."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 class RequestsTest(unittest.TestCase):
@@ -268,11 +286,48 @@ class RequestsTest(unittest.TestCase):
                        lora("x", 1, "here"), lora("y", 2, "there"), lora("x", 1, "other"),
                        lora("x", 1, "gone"), lora("x", 1, "gone"), lora("x", 1, "away")])]
         self.assertEqual(matched, [0, 576, 0, 0, 576, 0])
-        digests["here"] = "c"  # trained further
-        self.assertEqual(self.run_prompt(tracker, Request(
-            "again", range(640), lora_request=lora("x", 1, "here")), range(40))[0], 0)
-        for request_id in [*map(str, range(6)), "again"]:
+        for request_id in map(str, range(6)):
             tracker.finished(request_id)
+
+    def test_an_adapter_whose_files_were_replaced_is_neither_stored_nor_loaded(self):
+        """The engine may hold the adapter of before, and may read the new files at any time."""
+        def lora(number):
+            return types.SimpleNamespace(lora_name="x", lora_int_id=number, lora_path="here")
+
+        digests = {"here": "a"}
+        tracker = self.make(exact=True, adapter_digest=digests.get)
+
+        def run(request_id, number):
+            request = Request(request_id, range(640), lora_request=lora(number))
+            matched, _, stores = self.run_prompt(tracker, request, range(40))
+            tracker.finished(request_id)
+            return matched, len(stores)
+
+        self.assertEqual(run("a", 1), (0, 1))
+        self.assertEqual(run("b", 1), (576, 0))
+        running = Request("running", range(640), lora_request=lora(1))
+        self.run_prompt(tracker, running, range(40))
+        digests["here"] = "c"  # trained further
+        self.assertEqual(run("c", 1), (0, 0))
+        running.all_token_ids.extend(range(64))
+        self.assertEqual(tracker.stores(step(cached=[("running", range(40, 44), 640, 64)])), [])
+        tracker.finished("running")
+        digests["here"] = "a"  # the engine may have read the files in between
+        self.assertEqual(run("d", 1), (0, 0))
+        digests["here"] = "c"
+        self.assertEqual(run("e", 2), (0, 1))  # read again, under a number of its own
+        self.assertEqual(run("f", 2), (576, 0))
+
+    def test_an_adapter_without_files_is_found_by_its_own_engine_only(self):
+        adapter = types.SimpleNamespace(lora_name="x", lora_int_id=1, lora_path="gone")
+        for tracker, expected in ((self.make(exact=True), [0, 576]),
+                                  (self.make(exact=True), [0, 576])):
+            found = []
+            for request_id in "ab":
+                request = Request(request_id, range(640), lora_request=adapter)
+                found.append(self.run_prompt(tracker, request, range(40))[0])
+                tracker.finished(request_id)
+            self.assertEqual(found, expected)
 
     def test_after_a_reset_pages_of_the_weights_before_are_neither_found_nor_stored(self):
         tracker = self.make(exact=True, engine_id=b"this engine")
@@ -342,11 +397,128 @@ class RequestsTest(unittest.TestCase):
         self.run_prompt(tracker, Request("a", range(640)), range(40))
         tracker.finished("a")
         request = Request("b", range(640))
-        for _ in range(3):  # the scheduler may ask again while there is no room
-            self.assertEqual(tracker.matched_tokens(request, 0), 576)
+        self.assertEqual(tracker.matched_tokens(request, 0), 576)
         self.assertEqual(FakeLease.open_leases, 1)
         tracker.finished("b")
         self.assertEqual(tracker.loads(), [])
+
+    def test_a_request_that_waits_for_blocks_is_looked_up_once(self):
+        choices = iter([True, True, False])
+        tracker = self.make(exact=True, worth=lambda tokens: next(choices))
+        self.run_prompt(tracker, Request("a", range(640)), range(40))
+        tracker.finished("a")
+        self.store.deadlines.clear()
+        request = Request("b", range(640))
+        for _ in range(3):  # the scheduler calls again while there is no room
+            self.assertEqual(tracker.matched_tokens(request, 0), 576)
+        self.assertEqual(len(self.store.deadlines), 1)
+        self.assertEqual(FakeLease.open_leases, 1)
+        # The engine has computed a part of the prompt for another request meanwhile.
+        for _ in range(2):
+            self.assertEqual(tracker.matched_tokens(request, 128), 0)  # the third choice
+        self.assertEqual(len(self.store.deadlines), 2)
+        self.assertEqual(FakeLease.open_leases, 0)
+        tracker.finished("b")
+
+    def test_a_preempted_request_is_looked_up_again(self):
+        tracker = self.make(exact=True)
+        request = Request("a", range(640))
+        self.run_prompt(tracker, request, range(40))
+        self.assertEqual(tracker.matched_tokens(request, 0), 576)
+        tracker.finished("a")
+
+    def test_each_page_is_hashed_once(self):
+        tracker = self.make()
+        request = Request("a", range(1000))
+        self.run_prompt(tracker, request, range(63))
+        self.store.hashed_pages = 0
+        for length in range(1000, 1000 + 10 * PAGE):
+            request.all_token_ids.append(7)
+            for job in tracker.stores(step(cached=[("a", range(63, 104) if length == 1000 else None,
+                                                    length, 1)])):
+                self.publish([job])
+        self.assertLessEqual(self.store.hashed_pages, 11)
+        tracker.finished("a")
+        # The keys are those of the whole sequence.
+        longer = Request("b", [*range(1000), *[7] * 640])
+        self.assertEqual(tracker.matched_tokens(longer, 0), (1640 - 256) // PAGE * PAGE)
+        tracker.finished("b")
+
+    def test_a_block_that_running_requests_attend_is_not_written(self):
+        """The engine's own hit ends inside of a page, in a block that it shares."""
+        tracker = self.make(exact=True)
+        self.run_prompt(tracker, Request("a", range(640)), range(40))
+        tracker.finished("a")
+        request = Request("b", range(640))
+        self.assertEqual(tracker.matched_tokens(request, 80), 0)
+        tracker.allocated(request, [range(40)], 0)
+        self.assertEqual(tracker.loads(), [])
+        # It is looked up all the same, so that it is not stored again.
+        self.assertEqual(tracker.stores(step(new=[("b", range(40), 80, 560)])), [])
+        tracker.finished("b")
+
+    def test_hits_of_rounded_blocks_in_the_engines_own_cache_are_computed_over_int2(self):
+        tracker = self.make()
+        self.run_prompt(tracker, Request("a", range(1000)), range(63))
+        tracker.finished("a")
+        matched, loads, _ = self.run_prompt(tracker, Request("b", range(1100)), range(63, 132))
+        self.assertGreater(matched, 0)
+        tracker.finished("b")
+
+        def over_int2(request_id, own, tokens):
+            request = Request(request_id, tokens)
+            self.store.pages.clear()
+            self.assertEqual(tracker.matched_tokens(request, own), 0)
+            tracker.allocated(request, [range(100)], 0)
+            jobs = tracker.stores(step(new=[(request_id, range(100), own,
+                                             request.num_tokens - own)]))
+            tracker.finished(request_id)
+            return [job.over_int2_prefix for job in jobs]
+
+        other = [9] * 600
+        self.assertEqual(over_int2("c", 640, [*range(640), *other]), [True])
+        self.assertEqual(over_int2("d", 64, [*range(64), *other]), [False])  # page 0 is exact
+        self.assertEqual(over_int2("e", 80, [*range(80), *other]), [True])
+        self.assertEqual(over_int2("f", 0, [*range(640), *other]), [False])
+
+    def test_loads_that_are_queued_are_counted(self):
+        chooser = FakePolicy()
+        tracker = self.make(exact=True, policy=chooser)
+        self.store.pages.update(self.store.keys(b"", range(640), [requests.NO_EXTRA] * 10))
+        first, second, third = (Request(name, range(640)) for name in "abc")
+        self.assertEqual(tracker.matched_tokens(first, 0), 576)
+        tracker.allocated(first, [range(40)], 576)
+        tracker.loads()
+        self.assertEqual(tracker.matched_tokens(second, 0), 576)
+        tracker.load_finished("a")
+        self.assertEqual(tracker.matched_tokens(third, 0), 576)
+        self.assertEqual(chooser.queued, [0, 576, 0])
+        for name in "abc":
+            tracker.finished(name)
+
+    def test_the_scheduler_does_not_wait_for_a_crumbd_that_hangs(self):
+        tracker = self.make(exact=True, patience=0.01)
+        self.store.pages.update(self.store.keys(b"", range(640), [requests.NO_EXTRA] * 10))
+        self.store.may_open.clear()
+        self.addCleanup(self.store.may_open.set)
+        with mock.patch.object(requests, "OPENING_PATIENCE_SECONDS", 0.1, create=True):
+            begin = time.monotonic()
+            request = Request("a", range(640))
+            self.assertIsNone(tracker.matched_tokens(request, 0))
+            self.assertLess(time.monotonic() - begin, SECONDS / 2)
+            time.sleep(0.1)
+            self.assertEqual(tracker.matched_tokens(request, 0), 0)  # it is computed
+            tracker.allocated(request, [range(40)], 0)
+            output = step(new=[("a", range(40), 0, 640)])
+            self.assertEqual(tracker.stores(output), [])
+            self.assertEqual(tracker.matched_tokens(Request("b", range(640)), 0), 0)  # at once
+            tracker.finished("b")
+        self.store.may_open.set()
+        wait_for(lambda: tracker._tracked["a"].opening.done())
+        # The pages are stored when crumbd responds.
+        (job,) = tracker.stores(step(cached=[("a", None, 640, 0)]))
+        self.assertEqual((job.first_page, len(job.keys)), (0, 10))
+        tracker.finished("a")
 
     def test_prompts_that_crumb_does_not_serve(self):
         tracker = self.make(exact=True)
@@ -385,7 +557,7 @@ class RequestsTest(unittest.TestCase):
         """The result of a lookup that the test holds up until now."""
         self.store.may_find.set()
         lookup = tracker._tracked[request.request_id].lookup
-        lookup.result(SECONDS)
+        self.assertTrue(lookup.done(SECONDS))
         return tracker.matched_tokens(request, 0)
 
     def test_other_requests_run_while_a_lookup_waits(self):
@@ -405,7 +577,7 @@ class RequestsTest(unittest.TestCase):
         tracker = self.make(exact=True, patience=0.0)
         self.store.pages.update(self.store.keys(b"", range(640), [requests.NO_EXTRA] * 10))
         self.store.may_find.clear()
-        for number in range(2 * requests.LOOKUPS_MAX):
+        for number in range(2 * lookups.LOOKUPS_MAX):
             request_id = str(number)
             self.assertIsNone(tracker.matched_tokens(Request(request_id, range(640)), 0))
             tracker.finished(request_id)
@@ -510,6 +682,20 @@ class PolicyTest(unittest.TestCase):
                 chooser.arrived(tokens, seconds)
             self.assertEqual(chooser.worth_waiting(1000), worth)
             self.assertTrue(chooser.worth_loading(1000))
+
+    def test_a_load_starts_when_those_in_front_of_it_have_ended(self):
+        chooser = self.chooser()  # 0.1 ms a token to load, 1 ms to compute
+        self.assertTrue(chooser.worth_loading(1000, 6000))
+        self.assertFalse(chooser.worth_loading(1000, 8000))
+        for _ in range(policy.LEAST_MEASUREMENTS):
+            chooser.arrived(1000, 0.5)
+        self.assertTrue(chooser.worth_waiting(1000, 5000))  # pages arrive while it is queued
+
+    def test_measurements_of_ranks_are_not_mixed(self):
+        fast, slow, none = (6400, 0.1), (64, 0.01), (0, 0.0)
+        for one, other, expected in ((fast, slow, slow), (slow, fast, slow), (fast, none, fast),
+                                     (none, slow, slow), (none, none, none), (fast, fast, fast)):
+            self.assertEqual(policy.slower(one, other), expected)
 
     def test_always_means_always(self):
         chooser = self.chooser(load=10.0, kind=policy.AlwaysLoad)

@@ -6,8 +6,8 @@ from typing import Any, Dict, List
 
 from crumb.blocks import BlockPool
 from crumb.errors import InvalidArgument
+from crumb.vllm._jobs import BlockLayout
 from crumb.vllm._model import layer_number
-from crumb.vllm._requests import BlockLayout
 
 
 def chosen(vllm_config: Any) -> bool:

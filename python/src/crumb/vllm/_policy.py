@@ -5,7 +5,7 @@
 import collections
 import random
 import statistics
-from typing import Callable, Deque, Optional
+from typing import Callable, Deque, Optional, Tuple
 
 # A rate is the median of its latest measurements, and unknown until there are some: the first ones
 # include what happens once, such as loading a kernel's code or pinning memory.
@@ -39,7 +39,8 @@ class _Rate:
 class LoadPolicy:
     """Compares the predicted times of loading and of computing a prefix.
 
-    Both are taken to grow with the number of tokens. The time per token is measured in this engine:
+    Both are taken to grow with the number of tokens, and a load starts when those in front of it
+    have ended. The time per token is measured in this engine:
     that of computing, that of loading from host memory, and that in which pages arrive there from
     SSD and other nodes. Until they are known every prefix is loaded.
     """
@@ -61,19 +62,22 @@ class LoadPolicy:
         """A step that computed `tokens` tokens of prompts, and little else, took `seconds`."""
         self._compute.add(tokens, seconds)
 
-    def worth_loading(self, tokens: int) -> bool:
-        """Whether `tokens` tokens are predicted to be loaded faster than computed."""
-        return self._faster(tokens, 0.0)
+    def worth_loading(self, tokens: int, queued_tokens: int = 0) -> bool:
+        """Whether `tokens` tokens are predicted to be loaded faster than computed. queued_tokens:
+        those of loads that were started before and have not ended, which come first."""
+        return self._faster(tokens, queued_tokens, 0.0)
 
-    def worth_waiting(self, tokens: int) -> bool:
+    def worth_waiting(self, tokens: int, queued_tokens: int = 0) -> bool:
         """Whether the same is predicted of pages that have to arrive in host memory first."""
-        return self._faster(tokens, self._arrival.value())
+        return self._faster(tokens, queued_tokens, self._arrival.value())
 
-    def _faster(self, tokens: int, arrival: Optional[float]) -> bool:
+    def _faster(self, tokens: int, queued_tokens: int, arrival: Optional[float]) -> bool:
         load, compute = self._load.value(), self._compute.value()
         if load is None or compute is None or arrival is None:
             return True
-        if tokens * (load + arrival) <= MARGIN * tokens * compute:
+        # The queue moves on while pages arrive.
+        seconds = tokens * load + max(tokens * arrival, queued_tokens * load)
+        if seconds <= MARGIN * tokens * compute:
             return True
         return self._random() < EXPLORED
 
@@ -81,8 +85,17 @@ class LoadPolicy:
 class AlwaysLoad(LoadPolicy):
     """Loads every prefix and waits for every page."""
 
-    def worth_loading(self, tokens: int) -> bool:
+    def worth_loading(self, tokens: int, queued_tokens: int = 0) -> bool:
         return True
 
-    def worth_waiting(self, tokens: int) -> bool:
+    def worth_waiting(self, tokens: int, queued_tokens: int = 0) -> bool:
         return True
+
+
+def slower(one: Tuple[int, float], other: Tuple[int, float]) -> Tuple[int, float]:
+    """Returns the measurement of two ranks, (tokens, seconds), with the longer time per token: the
+    engine waits for that rank. Ranks measure different loads in a step, so that they are not mixed.
+    A measurement without tokens is none."""
+    if not one[0] or not other[0]:
+        return one if one[0] else other
+    return max(one, other, key=lambda rank: rank[1] / rank[0])

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 from crumb.errors import Error, ResourceExhausted
 from crumb.transfer import Transfer
 from crumb.vllm._device import DeviceStreams
-from crumb.vllm._requests import BlockLayout, LoadJob, StoreJob
+from crumb.vllm._jobs import BlockLayout, LoadJob, StoreJob
 
 log = logging.getLogger("crumb.vllm")
 

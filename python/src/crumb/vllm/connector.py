@@ -5,7 +5,7 @@
 import dataclasses
 import hashlib
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Set, Tuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1,
                                                                KVConnectorMetadata,
@@ -17,10 +17,11 @@ from vllm.logger import init_logger
 from crumb import _checkpoints, _engines
 from crumb.errors import InvalidArgument
 from crumb.transfer import Transfer
-from crumb.vllm import _model, _native
+from crumb.vllm import _events, _model, _native
 from crumb.vllm._device import DeviceStreams, StepTimer
-from crumb.vllm._policy import AlwaysLoad, LoadPolicy
-from crumb.vllm._requests import BlockLayout, LoadJob, Requests, StoreJob
+from crumb.vllm._jobs import PAGE_TOKENS, BlockLayout, LoadJob, StoreJob
+from crumb.vllm._policy import AlwaysLoad, LoadPolicy, slower
+from crumb.vllm._requests import Requests
 from crumb.vllm._worker import PageMover
 from crumb.vllm.metrics import CrumbPromMetrics, CrumbStats
 from crumb.worker import Rank
@@ -59,10 +60,10 @@ class StepTimes(KVConnectorWorkerMetadata):
     def aggregate(self, other: "KVConnectorWorkerMetadata") -> "KVConnectorWorkerMetadata":
         assert isinstance(other, StepTimes)
         return StepTimes(
-            max(self.loaded_tokens, other.loaded_tokens),
-            max(self.load_seconds, other.load_seconds),
-            max(self.computed_tokens, other.computed_tokens),
-            max(self.compute_seconds, other.compute_seconds),
+            *slower((self.loaded_tokens, self.load_seconds),
+                    (other.loaded_tokens, other.load_seconds)),
+            *slower((self.computed_tokens, self.compute_seconds),
+                    (other.computed_tokens, other.compute_seconds)),
             tuple(set(self.failed_requests) | set(other.failed_requests)),
             tuple(set(self.refused) | set(other.refused)))
 
@@ -113,10 +114,17 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         # The scheduler's half, and the workers'; one of them is None.
         self._requests: Optional[Requests] = None
         self._mover: Optional[PageMover] = None
+        self._events: Optional[_events.KvEvents] = None
         if role == KVConnectorRole.SCHEDULER:
-            self._requests = Requests(self._transfer, layout,
-                                      self._model.history == "bf16", self._deadline, self._policy,
-                                      adapter_digest=_checkpoints.adapter_digest, engine_id=engine)
+            if _events.enabled(vllm_config):
+                self._events = _events.KvEvents(
+                    _events.hash_block_tokens(vllm_config, kv_cache_config, layout.block_tokens),
+                    layout.pages)
+            self._requests = Requests(
+                self._transfer, layout, self._model.history == "bf16", self._deadline,
+                self._policy, adapter_digest=_checkpoints.adapter_digest, engine_id=engine,
+                cache_pages=_cache_pages(kv_cache_config, layout),
+                announce=self._events.announce if self._events is not None else None)
         else:
             self._mover = PageMover(self._transfer, layout, self._deadline)
         self._staging_bytes = int(extra("staging_bytes", 0))
@@ -172,6 +180,9 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
             self, request: Any,
             block_ids: Tuple[List[int], ...]) -> Tuple[bool, Optional[Dict[str, Any]]]:
         return self.request_finished(request, block_ids[0] if block_ids else [])
+
+    def take_events(self) -> Iterable[Any]:
+        return self._events.take() if self._events is not None else ()
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -280,6 +291,11 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
     def _jobs(self) -> StepJobs:
         metadata = self._connector_metadata
         return metadata if isinstance(metadata, StepJobs) else StepJobs()
+
+
+def _cache_pages(kv_cache_config: Any, layout: BlockLayout) -> int:
+    """Pages for which vLLM's own cache has room."""
+    return int(kv_cache_config.num_blocks) * layout.block_tokens // PAGE_TOKENS + 1
 
 
 def _is_prefill(jobs: StepJobs) -> bool:
