@@ -71,6 +71,24 @@ def output_of(python, program, *arguments, text=""):
     return done.stdout
 
 
+FLUSH = """
+import sys
+import crumb
+with crumb.Client(sys.argv[1]) as client:
+    client.wait_connected(20)
+    print(client.flush(60))
+"""
+
+
+def flush(environment, folder):
+    """Waits until the pages of the crumbd in `folder` are durable; returns how many were written.
+    environment: of `package_environment`."""
+    done = subprocess.run([sys.executable, "-c", FLUSH, folder], env=environment,
+                          capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
 class EngineProcess:
     """A process that answers each line of JSON on its standard input with a line "RESULT {...}", as
     vllm_engine.py and sglang_engine.py do. It is started at once."""

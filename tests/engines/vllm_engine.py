@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""One vLLM engine in this process, which answers requests that come on standard input:
+"""One vLLM engine in this process, which serves requests that come on standard input:
 vllm_engine.py MODEL [CONNECTOR_CONFIG [OPTIONS]]
 
 CONNECTOR_CONFIG is the JSON of kv_connector_extra_config; null: vLLM runs without connector.
@@ -15,12 +15,16 @@ tokens' probabilities. Other lines:
 x, "cached": [n, ...], "tokens": [[...], ...]}; with "cancel": [i, ...] these prompts are cancelled
 after 20 steps, and have no tokens. {"score": [...]} gets the logarithms of the probabilities of
 these tokens but the first as {"scores": [...]}. {"metrics": true} gets vLLM's counters as {"name":
-value} (with "disable_log_stats": false in OPTIONS). {"reset": true} empties vLLM's own prefix
+value} (with "disable_log_stats": false in OPTIONS). {"events": true} gets the KV events since the
+last such line (with "kv_events_config" in OPTIONS). {"distributions": [[...], ...], "to": file}
+writes the logarithms of the probabilities of all tokens behind each of these prompts to a file, as
+rows of 32-bit floats, and gets {"cached": [n, ...]}. {"reset": true} empties vLLM's own prefix
 cache, {"reset": "all"} resets the connector, too.
 
 Lines of output begin with "RESULT ", because vLLM prints to the same stream.
 """
 
+import array
 import itertools
 import json
 import os
@@ -34,13 +38,14 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 from vllm import LLM, SamplingParams  # noqa: E402
-from vllm.config import KVTransferConfig  # noqa: E402
+from vllm.config import KVEventsConfig, KVTransferConfig  # noqa: E402
 from vllm.lora.request import LoRARequest  # noqa: E402
 
 CANCELLED_AFTER_STEPS = 20
+DISTRIBUTIONS_MAX = 8  # at once: one of a large vocabulary takes some 10 MB in vLLM
 
 
-def answer(value):
+def respond(value):
     print("RESULT " + json.dumps(value), flush=True)
 
 
@@ -95,6 +100,36 @@ def adapter(folder, numbers):
     return LoRARequest(folder, numbers.setdefault(folder, len(numbers) + 1), folder)
 
 
+def distributions(engine, prompts, to):
+    """Writes the logarithms of the probabilities of all tokens behind each prompt; returns how many
+    of its tokens were cached."""
+    cached = []
+    with open(to, "wb") as file:
+        for begin in range(0, len(prompts), DISTRIBUTIONS_MAX):
+            some = [{"prompt_token_ids": tokens}
+                    for tokens in prompts[begin:begin + DISTRIBUTIONS_MAX]]
+            for result in generate(engine, some, 1, logprobs=-1)[0]:
+                (step,) = result.outputs[0].logprobs
+                array.array("f", (step[token].logprob for token in range(len(step)))).tofile(file)
+                cached.append(result.num_cached_tokens)
+    return cached
+
+
+def record_events(engine):
+    """The KV events that the engine publishes from now on, as dictionaries."""
+    recorded = []
+    publisher = engine.llm_engine.engine_core.engine_core.scheduler.kv_event_publisher
+
+    def publish(batch):
+        for event in batch.events:
+            shown = {name: getattr(event, name) for name in event.__struct_fields__}
+            shown["event"] = type(event).__name__
+            recorded.append(shown)
+
+    publisher.publish = publish
+    return recorded
+
+
 def attention_of(config):
     """Names of the attention backends of the model's layers, with the version of FlashAttention."""
     names = set()
@@ -113,32 +148,43 @@ def main():
             kv_connector="CrumbConnector", kv_connector_module_path="crumb.vllm",
             kv_role="kv_both", kv_load_failure_policy="recompute",
             kv_connector_extra_config=json.loads(sys.argv[2]))
+    if "kv_events_config" in options:
+        options["kv_events_config"] = KVEventsConfig(**options["kv_events_config"])
     engine = LLM(model=sys.argv[1], **options)
+    events = record_events(engine) if "kv_events_config" in options else []
     cache = engine.llm_engine.vllm_config.cache_config
-    answer({"ready": True, "block_tokens": cache.block_size, "blocks": cache.num_gpu_blocks,
+    respond({"ready": True, "block_tokens": cache.block_size, "blocks": cache.num_gpu_blocks,
             "cache_tokens": getattr(cache, "kv_cache_size_tokens", None),
             "attention": attention_of(engine.llm_engine.vllm_config)})
     adapters = {}
     for line in sys.stdin:
         wanted = json.loads(line)
         if wanted.get("reset"):
-            answer({"reset": engine.reset_prefix_cache(reset_connector=wanted["reset"] == "all")})
+            respond({"reset": engine.reset_prefix_cache(reset_connector=wanted["reset"] == "all")})
             continue
         if "batch" in wanted:
             prompts = [{"prompt_token_ids": tokens} for tokens in wanted["batch"]]
             if wanted.get("cancel"):
-                answer({"tokens": generate_some(engine, prompts, wanted)})
+                respond({"tokens": generate_some(engine, prompts, wanted)})
                 continue
             results, seconds = generate(engine, prompts, wanted["max_tokens"])
-            answer({"seconds": seconds, "cached": [result.num_cached_tokens for result in results],
+            respond({"seconds": seconds, "cached": [result.num_cached_tokens for result in results],
                     "tokens": [list(result.outputs[0].token_ids) for result in results]})
             continue
         if wanted.get("metrics"):
-            answer({metric.name: metric.value for metric in engine.get_metrics()
+            respond({metric.name: metric.value for metric in engine.get_metrics()
                     if hasattr(metric, "value")})
             continue
+        if wanted.get("events"):
+            # Hashes are bytes.
+            print("RESULT " + json.dumps({"events": events}, default=bytes.hex), flush=True)
+            events.clear()
+            continue
+        if "distributions" in wanted:
+            respond({"cached": distributions(engine, wanted["distributions"], wanted["to"])})
+            continue
         if "score" in wanted:
-            answer({"scores": scores(engine, wanted["score"])})
+            respond({"scores": scores(engine, wanted["score"])})
             continue
         prompt = {"prompt_token_ids": wanted["tokens"]}
         if wanted.get("salt"):
@@ -146,7 +192,7 @@ def main():
         lora = adapter(wanted["lora"], adapters) if wanted.get("lora") else None
         (result,), seconds = generate(engine, [prompt], wanted["max_tokens"], lora,
                                       2 if wanted.get("margins") else None)
-        answer({"tokens": list(result.outputs[0].token_ids), "cached": result.num_cached_tokens,
+        respond({"tokens": list(result.outputs[0].token_ids), "cached": result.num_cached_tokens,
                 "seconds": seconds,
                 **({"margins": margins(result), "chosen": chosen(result)}
                    if wanted.get("margins") else {})})

@@ -12,6 +12,7 @@ import argparse
 import json
 import pathlib
 import shutil
+import signal
 import sys
 import tempfile
 import unittest
@@ -19,7 +20,7 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "tests/deploy")]
-from engine_process import Engine, package_environment, run_tests  # noqa: E402
+from engine_process import Engine, flush, package_environment, run_tests  # noqa: E402
 from services import Crumbd  # noqa: E402
 
 OPTIONS = argparse.Namespace()
@@ -51,9 +52,9 @@ class VllmTest(unittest.TestCase):
         crumbd.start()
         return crumbd, folder
 
-    def engine(self, folder, **config):
+    def engine(self, folder, options=None, **config):
         engine = Engine(VENV / "bin/python", self.model, {
-            "socket_dir": folder, "load": "always", "deadline": 5, **config},
+            "socket_dir": folder, "load": "always", "deadline": 5, **config}, options,
             environment=self.environment)
         self.addCleanup(engine.close)
         return engine
@@ -91,6 +92,44 @@ class VllmTest(unittest.TestCase):
         self.assertEqual(warm["cached"], (len(PROMPT) - 256) // BLOCK * BLOCK)
         # Pages of the other method are others.
         self.assertEqual(self.engine(folder, history="bf16").generate(PROMPT)["cached"], 0)
+
+    def test_stored_and_loaded_pages_are_announced_with_their_tier_and_salt(self):
+        """KV events for routers, beside those of vLLM's own cache."""
+        crumbd, folder = self.crumbd()
+        options = {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
+        writer = self.engine(folder, options, history="bf16")
+        writer.generate(PROMPT, salt="s")
+        own, stored = self.events(writer)
+        blocks = len(PROMPT) // BLOCK
+        self.assertEqual(sum(len(event["block_hashes"]) for event in stored), blocks)
+        self.assertEqual({(event["medium"], event["locality"], event["block_size"])
+                          for event in stored}, {("CPU", "LOCAL", BLOCK)})
+        # Blocks have the names that vLLM gives them, and what they depend on beside tokens.
+        self.assertEqual([name for event in stored for name in event["block_hashes"]],
+                         [name for event in own for name in event["block_hashes"]][:blocks])
+        self.assertEqual([key for event in stored for key in event["extra_keys"]],
+                         [["s"]] + [None] * (blocks - 1))
+        self.assertEqual([token for event in stored for token in event["token_ids"]],
+                         PROMPT[:blocks * BLOCK])
+        self.assertEqual(writer.hit(PROMPT, 1024, salt="s")["cached"], 1024)
+        flush(self.environment, folder)
+        crumbd.process.stop(signal.SIGKILL)
+        crumbd.start()
+
+        reader = self.engine(folder, options, history="bf16")
+        self.assertEqual(reader.hit(PROMPT, 1024, salt="s")["cached"], 1024)
+        _, loaded = self.events(reader)
+        self.assertIn("STORAGE", {event["medium"] for event in loaded})
+        self.assertEqual({name for event in loaded if event["medium"] == "STORAGE"
+                          for name in event["block_hashes"]},
+                         {name for event in stored for name in event["block_hashes"]})
+
+    def events(self, engine):
+        """Blocks that were announced since the last call: of vLLM's own cache, and of crumbd."""
+        stored = [event for event in engine.ask(events=True)["events"]
+                  if event["event"] == "BlockStored"]
+        return ([event for event in stored if event["ownership"] != "crumb"],
+                [event for event in stored if event["ownership"] == "crumb"])
 
 
 if __name__ == "__main__":
