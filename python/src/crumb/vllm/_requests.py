@@ -145,7 +145,7 @@ class Requests:
         if not tracked.lookup.done(patience):
             return None
         return self._keep_matched(tracked, computed_tokens,
-                            self._take_found(tracked, computed_tokens, most))
+                                  self._take_found(tracked, computed_tokens, most))
 
     def _ignores(self, tracked: _Tracked) -> bool:
         """Whether nothing of a request is loaded."""
