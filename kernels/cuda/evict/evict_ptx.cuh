@@ -97,10 +97,4 @@ __device__ __forceinline__ float SquareRoot(float x) {
   return y;
 }
 
-__device__ __forceinline__ float Reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 }  // namespace crumb::kernels::cuda::ptx

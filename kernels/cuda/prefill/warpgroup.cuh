@@ -52,7 +52,7 @@ struct WarpgroupTraits {
   static constexpr int kStepTokens = kStepTiles * T::kTokens;
   static constexpr int kBuffers = 4 / kStepTiles;  // buffers of unpacked keys, and of values
   // Steps of stored tiles in shared memory. Those of a step are refilled a step later.
-  static constexpr int kSlots = !T::kExact ? 5 : kStepTiles == 2 ? 3 : 4;
+  static constexpr int kSlots = T::kExact ? 5 - kStepTiles : T::kGroups == 4 ? 4 : 5;
   static constexpr int kRows = 64;  // BF16 tokens per stage
   static constexpr int kStages = 4;
   // Registers per thread after they are redistributed; 128 when the kernel starts.
