@@ -243,7 +243,9 @@ TEST_F(FullDiskTest, AKeyspaceThatCannotBeRecordedIsNotOpen) {
   };
   const auto listed = [&] {
     std::set<KeyspaceId> ids;
-    for (const auto& keyspace : client_->Stats().value().keyspaces) ids.insert(keyspace.id);
+    const absl::StatusOr<client::CacheStats> stats = client_->Stats();
+    if (!stats.ok()) return ids;
+    for (const auto& keyspace : stats->keyspaces) ids.insert(keyspace.id);
     return ids;
   };
   // The index may have room for some records that the disk gave it before.

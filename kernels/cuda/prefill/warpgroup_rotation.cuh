@@ -163,9 +163,13 @@ __device__ __forceinline__ void PrepareWarpgroupQuery(const PrefillAttentionPara
       const float f = factor * PowerOfTwo(exponent) / unit;
       const float(&x)[4] = rotated[n + i / 2];
       SplitHalf(x[2 * (i % 2)] * f, x[2 * (i % 2) + 1] * f, &high[i], &low[i]);
-      if constexpr (T::kQueryParts == 1) low[i] = 0;
-      own[i % 2] = fmaf(ptx::LowHalf(high[i]) + ptx::LowHalf(low[i]), unit, own[i % 2]);
-      own[i % 2] = fmaf(ptx::HighHalf(high[i]) + ptx::HighHalf(low[i]), unit, own[i % 2]);
+      if constexpr (T::kExact) {
+        own[i % 2] = fmaf(ptx::LowHalf(high[i]) + ptx::LowHalf(low[i]), unit, own[i % 2]);
+        own[i % 2] = fmaf(ptx::HighHalf(high[i]) + ptx::HighHalf(low[i]), unit, own[i % 2]);
+      } else {
+        // Keys are centred without their constants, so the constants multiply the exact sum.
+        own[i % 2] += x[2 * (i % 2)] * f + x[2 * (i % 2) + 1] * f;
+      }
     }
     ptx::StoreMatrices(LineAddress<T>(operands[n / 8], n % 8, warpgroup), high);
     if constexpr (T::kQueryParts == 2) {
