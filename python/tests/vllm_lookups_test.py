@@ -176,7 +176,7 @@ class LookupsTest(RequestsCase):
             tracker.allocated(request, [range(40)], 0)
             output = step(new=[("a", range(40), 0, 640)])
             self.assertEqual(tracker.stores(output), [])
-            self.assertEqual(tracker.matched_tokens(Request("b", range(640)), 0), 0)  # at once
+            self.assertEqual(tracker.matched_tokens(Request("b", range(640)), 0), 0)  # a response without a wait
             tracker.finished("b")
         self.store.may_open.set()
         wait_for(lambda: tracker._tracked["a"].opening.done())

@@ -70,7 +70,7 @@ struct Limits {
   int64_t durable_waits_max = 262'144;
   int64_t durable_waits_per_page_max = 1024;
   int64_t notices_max = 65'536;
-  ByteSize notice_bytes_max{uint64_t{64} << 20};  // of all session streams
+  ByteSize notice_bytes_max{uint64_t{64} << 20};  // bytes of notices, all session streams together
   int64_t keyspaces_max = 1024;
   int64_t model_labels_max = 32;
   Duration wait_max = std::chrono::seconds(30);

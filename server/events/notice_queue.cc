@@ -12,8 +12,8 @@ namespace {
 
 // Keeps a message far below gRPC's bound.
 constexpr size_t kKeysPerNotice = 4096;
-// Memory of a notice beside what it points to: the entry of the queue, that of the table of state
-// changes, and what the allocator adds to a vector or a string.
+// Memory of a notice without the memory that it points to: the entry of the queue, that of the
+// table of state changes, and the allocator's overhead of a vector or a string.
 constexpr uint64_t kNoticeBytes = sizeof(NoticeQueue::Notice) + 64;
 
 uint64_t BytesOf(const NoticeQueue::Notice& notice) {

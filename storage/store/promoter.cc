@@ -59,7 +59,7 @@ void Promoter::Finish(const Name& name, const absl::Status& status) {
     const auto found = under_way_.find(name);
     waiting = std::move(found->second);
     under_way_.erase(found);
-    // None began after the suspension that covers it, so it was counted there.
+    // No read begins after a suspension that covers it, so each was counted there.
     for (Suspension* const suspension : suspensions_) {
       if (!suspension->Covers(name.keyspace, name.key)) continue;
       if (--suspension->under_way_ == 0) suspension->ended_.NotifyAll();

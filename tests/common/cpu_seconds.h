@@ -7,7 +7,7 @@
 namespace crumb {
 
 // Seconds that the calling thread has spent on a processor. Unlike time on a clock they do not grow
-// with what else the machine does.
+// with the machine's other work.
 inline double ThreadCpuSeconds() {
   timespec used{};
   ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);

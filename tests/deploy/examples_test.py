@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tests what is in examples/ against crumbd and against deploy/k8s: examples_test.py --bin DIR
+"""Tests the files of examples/ against crumbd and against deploy/k8s: examples_test.py --bin DIR
 
 tests/engines/vllm_serve_test.py runs the program of examples/vllm against vLLM.
 """

@@ -42,7 +42,7 @@ from vllm.config import KVEventsConfig, KVTransferConfig  # noqa: E402
 from vllm.lora.request import LoRARequest  # noqa: E402
 
 CANCELLED_AFTER_STEPS = 20
-DISTRIBUTIONS_MAX = 8  # at once: one of a large vocabulary takes some 10 MB in vLLM
+DISTRIBUTIONS_MAX = 8  # bound on distributions in memory: one of a large vocabulary takes some 10 MB in vLLM
 
 
 def respond(value):

@@ -30,7 +30,7 @@ from services import Crumbd, wait_for  # noqa: E402
 OPTIONS = argparse.Namespace()
 VENV = ROOT / "build/engines/venv"
 PROMPT_TOKENS, COMPLETION_TOKENS = 1100, 24
-CACHED = 1024  # of such a prompt, in blocks of 128 tokens
+CACHED = 1024  # cached tokens of such a prompt, in blocks of 128
 # Blocks of 128 tokens in the server's cache: three prompts with their completions do not fit.
 BLOCKS, LONG_TOKENS, REQUESTS = 28, 400, 3
 PUBLISHED_SECONDS = 60
@@ -140,7 +140,7 @@ class VllmServeTest(unittest.TestCase):
         return 0.0
 
     def damage(self):
-        """Changes bytes all over what crumbd has on its SSD. REQUIRES: it does not run."""
+        """Changes bytes all over crumbd's files on its SSD. REQUIRES: crumbd does not run."""
         changed = 0
         for path in sorted(pathlib.Path(self.sockets, "ssd").rglob("*")):
             if path.is_file() and "extent" in path.name:

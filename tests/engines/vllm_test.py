@@ -104,7 +104,7 @@ class VllmTest(unittest.TestCase):
         self.assertEqual(sum(len(event["block_hashes"]) for event in stored), blocks)
         self.assertEqual({(event["medium"], event["locality"], event["block_size"])
                           for event in stored}, {("CPU", "LOCAL", BLOCK)})
-        # Blocks have the names that vLLM gives them, and what they depend on beside tokens.
+        # Blocks have the names that vLLM gives them, and inputs other than tokens.
         self.assertEqual([name for event in stored for name in event["block_hashes"]],
                          [name for event in own for name in event["block_hashes"]][:blocks])
         self.assertEqual([key for event in stored for key in event["extra_keys"]],

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// The acknowledgements of crumbd hold after kill -9. The table in docs/architecture.md, "What an
-// acknowledgement means", says what each acknowledgement promises; full_disk_test.cc tests the same
-// without room on the disk.
+// The acknowledgements of crumbd hold after kill -9. The table of acknowledgements in
+// docs/architecture.md lists the promise of each; full_disk_test.cc tests the same without room on
+// the disk.
 
 #include <sys/resource.h>
 
@@ -124,7 +124,8 @@ TEST_F(AcknowledgementsTest, AnOrderlyEndWritesWhatIsQueued) {
   EXPECT_EQ(CountThere(stored), stored.size());
 }
 
-// Each notice says that a page is durable: what was noticed before the kill is there after it.
+// Each notice says that a page is durable: a page that was noticed before the kill is there after
+// it.
 TEST_F(AcknowledgementsTest, PagesOfDurableNoticesAreThereAfterAKill) {
   for (int round = 0; round < FaultRounds(3); ++round) {
     Start();

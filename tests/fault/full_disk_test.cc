@@ -1,8 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// The acknowledgements of crumbd hold on a full disk, and what it cannot do is an error that has
-// changed nothing. The table in docs/architecture.md, "What an acknowledgement means", says what
-// each acknowledgement promises.
+// The acknowledgements of crumbd hold on a full disk, and a refused request is an error that has
+// changed nothing. The table of acknowledgements in docs/architecture.md lists the promise of each.
 
 #include <sched.h>
 #include <sys/mount.h>
@@ -169,7 +168,7 @@ TEST_F(FullDiskTest, NoNoticeIsSentOfPagesThatAreNotDurable) {
   ASSERT_TRUE(report.ok()) << report.status();
   const uint64_t missing = report->tier_off_pages + report->no_room_pages;
   EXPECT_GT(missing, 0u) << "the disk was not full";
-  std::this_thread::sleep_for(seconds(1));  // notices of what is durable arrive meanwhile
+  std::this_thread::sleep_for(seconds(1));  // notices of durable pages arrive meanwhile
   const std::set<std::string> noticed = reader.Noticed();
   std::cout << noticed.size() << " of 1520 pages were noticed, " << missing << " have no room"
             << std::endl;

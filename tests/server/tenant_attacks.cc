@@ -192,7 +192,8 @@ void Watch(const Attacker& a) {
 void UnreadNotices(const Attacker& a) {
   constexpr int kSessions = 64;
   constexpr int kKeyspaces = 31;
-  constexpr int kChanges = 20;  // of each keyspace: the first ones fill the connection's windows
+  constexpr int kChanges =
+      20;  // changes of each keyspace: the first ones fill the connection's windows
   const auto stub = std::shared_ptr(a.crumbd.NewStub());
   a.attack.kept.push_back(stub);
   for (int i = 0; i < kSessions; ++i) {

@@ -103,7 +103,7 @@ def _ropes_of(config: Any) -> List[Mapping[str, Any]]:
 
 def override_fields(overrides: Any, flag: str) -> Dict[str, str]:
     """Keyspace fields of members of the model's configuration that the engine's user has replaced:
-    they change what the model computes, and no file of it. Without any there is no field.
+    they change the model's results, but none of its files. Without any there is no field.
 
     flag: of the engine, for messages. Raises InvalidArgument if the overrides are a program.
     """

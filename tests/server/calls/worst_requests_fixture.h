@@ -130,7 +130,7 @@ class WorstRequestsTest : public testing::Test {
   // either thread waited for a processor.
   struct Times {
     double lookup = 0;  // seconds
-    double call = 0;    // of the call's own thread, on a processor
+    double call = 0;    // seconds of the call's own thread on a processor
   };
   Times Measure(const std::function<void()>& call) {
     Times times;

@@ -49,7 +49,7 @@ class ConnectionTimesTest : public testing::Test {
   }
   std::string Target() const { return "unix:" + options_.listen.unix_socket; }
 
-  // Opens one connection to each socket, which sends `bytes` and reads what comes.
+  // Opens one connection to each socket, which sends `bytes` and reads until it ends.
   void Connect(RawConnections& connections, const std::string& bytes) const {
     ASSERT_TRUE(connections.OpenUnix(options_.listen.unix_socket));
     ASSERT_TRUE(connections.OpenTcp("127.0.0.2", PortOfAddress(daemon_->endpoints().tcp)));

@@ -155,7 +155,7 @@ class CrumbLinker(_tree.PositionedLinker):
         self._flushes = 0
         self._agree: Optional[_tree.Agree] = None
         self._before: Optional[List[str]] = None
-        self._adapter = b""  # of the sequence of the call that follows
+        self._adapter = b""  # the adapter of the next call's sequence
         self._found: "collections.OrderedDict[str, _Found]" = collections.OrderedDict()
         self._queued: Dict[str, Load] = {}
         # Pages that are stored, and the result, in the order of the calls.

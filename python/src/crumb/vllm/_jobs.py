@@ -63,7 +63,7 @@ class BlockLayout:
         return front + list(groups[self.pages])
 
     def added(self, groups: Sequence[Sequence[int]]) -> Sequence[int]:
-        """Returns what new blocks of each group add to its end."""
+        """Returns the new blocks of each group, which follow its last one."""
         return groups[self.pages]
 
     def first_block(self, page: int) -> int:

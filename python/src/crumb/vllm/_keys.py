@@ -58,7 +58,7 @@ class Adapters:
 
 def page_extras(request: Any, first_page: int, end_page: int, private: bytes = b"",
                 adapter: Optional[str] = None) -> List[bytes]:
-    """Digests of what pages [first_page, end_page) depend on beside their tokens, one for each.
+    """Digests of all inputs but tokens of pages [first_page, end_page), one for each page.
 
     The first page of a request carries `adapter` (`Adapters.name_of`), the cache salt and
     `private`, if pages are shared with no other engine; a page in which multimodal items begin

@@ -94,9 +94,9 @@ class Found:
     """The result of a lookup."""
 
     keyspace: bytes
-    keys: List[bytes]  # of all pages that were looked up
+    keys: List[bytes]  # keys of all pages that were looked up
     lease: Lease
-    waited_seconds: Optional[float]  # None: it did not wait for pages on SSD and other nodes
+    waited_seconds: Optional[float]  # unset if no page was on SSD or another node
 
 
 class Lookup:
@@ -112,7 +112,7 @@ class Lookup:
         return bool(concurrent.futures.wait([self._future], seconds).done)
 
     def found(self) -> Optional[Found]:
-        """None: nothing is known of the prompt. REQUIRES: it has ended."""
+        """Returns the pages, or None if nothing is known of the prompt. REQUIRES: it has ended."""
         try:
             return self._future.result()
         except Exception:  # pylint: disable=broad-except  # the request is computed

@@ -73,7 +73,7 @@ def rope_of(config: Any) -> str:
 
 
 def _override_fields(config: Any) -> Dict[str, str]:
-    """Keyspace fields of what replaces the configuration of the checkpoint."""
+    """Keyspace fields of options that replace the configuration of the checkpoint."""
     fields = _engines.override_fields(getattr(config, "hf_overrides", None), "--hf-overrides")
     other = getattr(config, "hf_config_path", None)
     if other not in (None, config.model):

@@ -51,13 +51,13 @@ class _Tracked:
 
     request: Any
     opening: Opening
-    keyspace: Optional[bytes] = None  # None: not known yet
+    keyspace: Optional[bytes] = None  # unset until crumbd has responded
     waited: bool = False  # the scheduler has waited for the keyspace
     keys: List[bytes] = dataclasses.field(default_factory=list)
     blocks: List[int] = dataclasses.field(default_factory=list)
     stored_pages: int = 0  # leading pages that are in crumbd, or were given to a worker to store
     refused: List[Tuple[int, int]] = dataclasses.field(default_factory=list)  # those it refused
-    lookup: Optional[Lookup] = None  # under way
+    lookup: Optional[Lookup] = None  # a lookup that has not ended
     lease: Optional[Lease] = None
     # Computed tokens of the latest call of matched_tokens, and the tokens that crumbd can supply
     # behind them; None: there is no result that is still valid.
@@ -77,7 +77,7 @@ class Requests:
     deadline: seconds that a lookup may wait for pages on SSD and other nodes; other requests run
     meanwhile. policy: whether loading is predicted to beat computing. patience: seconds that
     `matched_tokens` waits for a new lookup. adapter_digest: the digest of the LoRA adapter in a
-    folder, None if there is none. engine_id: what no other engine has, for `reset`. cache_pages:
+    folder, None if there is none. engine_id: an identifier of this engine alone, for `reset`. cache_pages:
     pages that the engine's own cache has room for. announce: receives stored and loaded pages.
     """
 
