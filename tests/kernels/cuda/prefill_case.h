@@ -62,8 +62,8 @@ class PrefillCase {
   // Returns the largest ||out - oracle|| / ||oracle|| of at most `rows_max` rows, spread evenly,
   // the first and last among them.
   double WorstError(int rows_max) const;
-  // Returns the largest error as a multiple of the allowed error: `bound`, or 1.1 times the error of
-  // rounding the oracle's row to the type of `out` if that is larger.
+  // Returns the largest error as a multiple of the allowed error: `bound`, or 1.1 times the error
+  // of rounding the oracle's row to the type of `out` if that is larger.
   double WorstOfBound(double bound, int rows_max) const;
   // Returns ||out - oracle|| / ||oracle|| of one row.
   double RowError(int row, const std::vector<float>& out, const std::vector<float>& lse) const;
