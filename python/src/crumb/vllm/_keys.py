@@ -119,8 +119,8 @@ class RoundedPages:
         self._pages.clear()
         self._parents.clear()
 
-    def _note(self, of: "collections.OrderedDict[bytes, None]", key: bytes) -> None:
-        of[key] = None
-        of.move_to_end(key)
-        if len(of) > self._capacity:
-            of.popitem(last=False)
+    def _note(self, keys: "collections.OrderedDict[bytes, None]", key: bytes) -> None:
+        keys[key] = None
+        keys.move_to_end(key)
+        if len(keys) > self._capacity:
+            keys.popitem(last=False)
