@@ -107,7 +107,8 @@ class Group:
         process.wait(timeout=WAIT_SECONDS)
 
     def ask(self, i, *words):
-        out = subprocess.run([self.crumb, "--socket-dir", str(self.home(i)), "--json", *words],
+        out = subprocess.run([self.crumb, "--socket-dir", str(self.home(i)), "--json",
+                              "--timeout", str(WAIT_SECONDS), *words],
                              capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
         assert out.returncode == 0, out.stderr
         return json.loads(out.stdout)
