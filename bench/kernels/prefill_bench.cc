@@ -172,7 +172,9 @@ std::vector<PrefillWorkload> StandardPrefillWorkloads() {
   return {{"4k over 32k", 32, 8, 4096, 32768, 128},
           {"4k over 100k", 32, 8, 4096, 102400, 128},
           {"8k over 32k", 32, 8, 8192, 32768, 128},
+          {"2k over 32k", 32, 8, 2048, 32768, 128},
           {"1k over 32k", 32, 8, 1024, 32768, 128},
+          {"512 over 32k", 32, 8, 512, 32768, 128},
           {"4k over 32k, 64 heads", 64, 8, 4096, 32768, 128},
           {"4k over 32k, G 64", 32, 8, 4096, 32768, 64},
           {"4k over 32k, warp", 32, 8, 4096, 32768, 128, 128, 0.0f, PrefillMma::kWarp},
@@ -181,7 +183,15 @@ std::vector<PrefillWorkload> StandardPrefillWorkloads() {
           {"4k over 32k, G 64, warp", 32, 8, 4096, 32768, 64, 128, 0.0f, PrefillMma::kWarp},
           {"4k over 32k, G 32", 32, 8, 4096, 32768, 32},
           {"4k over 32k, d 64", 32, 8, 4096, 32768, 64, 64},
-          {"4k over 32k, d 256", 32, 8, 4096, 32768, 128, 256}};
+          {"4k over 100k, d 64", 32, 8, 4096, 102400, 64, 64},
+          {"4k over 32k, d 64, G 32", 32, 8, 4096, 32768, 32, 64},
+          {"4k over 32k, d 64, cap", 32, 8, 4096, 32768, 64, 64, 30.0f},
+          {"4k over 32k, d 64, warp", 32, 8, 4096, 32768, 64, 64, 0.0f, PrefillMma::kWarp},
+          {"4k over 32k, d 256", 32, 8, 4096, 32768, 128, 256},
+          {"4k over 100k, d 256", 32, 8, 4096, 102400, 128, 256},
+          {"4k over 32k, d 256, G 64", 32, 8, 4096, 32768, 64, 256},
+          {"4k over 32k, d 256, cap", 32, 8, 4096, 32768, 128, 256, 30.0f},
+          {"4k over 32k, d 256, warp", 32, 8, 4096, 32768, 128, 256, 0.0f, PrefillMma::kWarp}};
 }
 
 }  // namespace crumb::bench

@@ -9,9 +9,8 @@
 
 // Times prefill attention of one layer: fresh tokens of one sequence attend a sink of 64 tokens and
 // INT2 pages at permuted addresses. Rotations and inverse rotations are included. head_dim and G
-// are 128 unless the row names others; rows named "warp" and those with a soft cap or another
-// head_dim use mma.sync on every device. bench/kernels/baseline.py times dense BF16 attention on
-// the same shapes.
+// are 128 unless the row names others; rows named "warp" use mma.sync on every device.
+// bench/kernels/baseline.py times dense BF16 attention on the same shapes.
 namespace crumb::bench {
 
 struct PrefillWorkload {

@@ -142,7 +142,7 @@ inline constexpr int kWarpQueryTiles = dim <= 128 && groups == 1 ? 4 : 2;
 template <int dim, int groups>
 cudaError_t LaunchPrefill(const PrefillAttentionParams& params, cudaStream_t stream,
                           PrefillMma mma) {
-  if constexpr (dim == 128) {
+  if constexpr (groups <= 4) {
     if (mma == PrefillMma::kAuto) {
       bool launched = false;
       const cudaError_t error = LaunchWgmmaPrefill<dim, groups>(params, stream, &launched);

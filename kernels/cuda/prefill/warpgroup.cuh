@@ -37,27 +37,37 @@ __device__ constexpr int ConstantsRow(int row) { return row / 8 * 256 + row % 8 
 
 template <class T>
 struct WarpgroupTraits {
-  static_assert(T::kDim == 128 && T::kWarps == 4 && T::kBlockQueryRows == 128 &&
-                T::kGroups <= (T::kExact ? 2 : 4));
+  static_assert(T::kWarps == 4 && T::kBlockQueryRows == 128 &&
+                (T::kExact ? T::kDim == 128 && T::kGroups <= 2 : T::kGroups <= 4));
+  static constexpr bool kWide = T::kDim == 256;  // its outputs take most registers
   static constexpr int kConsumers = 2;
   static constexpr int kQueryRows = 64;                            // query rows per warpgroup
   static constexpr int kThreads = (kConsumers + 2) * T::kThreads;  // per block
   static constexpr int kLineBytes = 128;  // bytes of an operand's row: 64 channels or tokens
   static constexpr int kMatrixBytes = kQueryRows * kLineBytes;
+  static constexpr int kMatrices = T::kDim / 64;  // matrices of 64 channels in a row
+  // A row's channels are accumulated by kParts wgmmas of kPartTiles times 8 channels. R is in
+  // shared memory for one part at a time.
+  static constexpr int kParts = kWide ? 4 : 1;
+  static constexpr int kPartTiles = T::kDim / 8 / kParts;
+  static constexpr int kPartChannels = 8 * kPartTiles;
   // Tiles per step. If kExact, two groups per row need an accumulator each, which leaves registers
   // for one tile.
-  static constexpr int kStepTiles = T::kExact && T::kGroups == 2 ? 1 : 2;
+  static constexpr int kStepTiles = kWide || (T::kExact && T::kGroups == 2) ? 1 : 2;
   // Matrices of 64 channels per warpgroup: q' in its parts.
-  static constexpr int kOperands = 2 * T::kQueryParts;
+  static constexpr int kOperands = kMatrices * T::kQueryParts;
   static constexpr int kStepTokens = kStepTiles * T::kTokens;
-  static constexpr int kBuffers = 4 / kStepTiles;  // buffers of unpacked keys, and of values
-  // Steps of stored tiles in shared memory. Those of a step are refilled a step later.
-  static constexpr int kSlots = T::kExact ? 5 - kStepTiles : T::kGroups == 4 ? 4 : 5;
-  static constexpr int kRows = 64;  // BF16 tokens per stage
+  // Buffers of unpacked keys, and of values.
+  static constexpr int kBuffers = kWide ? 2 : 4 / kStepTiles;
+  // Steps of stored tiles in shared memory, and how many steps behind its last read a slot is
+  // refilled.
+  static constexpr int kSlots = kWide ? 2 : T::kExact ? 5 - kStepTiles : T::kGroups == 4 ? 4 : 5;
+  static constexpr int kRefillLag = kWide ? 0 : 1;
+  static constexpr int kRows = kWide ? 32 : 64;  // BF16 tokens per stage
   static constexpr int kStages = 4;
   // Registers per thread after they are redistributed; 128 when the kernel starts.
-  static constexpr int kProducerRegisters = T::kExact ? 40 : 56;
-  static constexpr int kConsumerRegisters = T::kExact ? 216 : 200;
+  static constexpr int kProducerRegisters = T::kExact || kWide ? 40 : 56;
+  static constexpr int kConsumerRegisters = T::kExact || kWide ? 216 : 200;
 };
 
 // Shared memory of one warpgroup. Matrices are [channel / 64] with one line per query row, in the
@@ -78,7 +88,7 @@ struct alignas(1024) WarpgroupShared {
 template <class T>
 struct UnpackedKeys {
   using U = WarpgroupTraits<T>;
-  char codes[2][U::kStepTokens][U::kLineBytes];
+  char codes[U::kMatrices][U::kStepTokens][U::kLineBytes];
   char constants[T::kExact ? 0 : U::kStepTokens][kConstantBytes];
 };
 // Unpacked values of a step: one line of a tile's tokens per channel.
@@ -100,9 +110,11 @@ struct WgmmaShared {
   WarpgroupShared<T> warpgroup[U::kConsumers];
   union {
     struct {
-      char rotation[2][2][T::kDim][U::kLineBytes];    // [bf16 part][inner channel / 64][channel]
-      char query[U::kConsumers][2][U::kMatrixBytes];  // unrotated
-    };
+      // [bf16 part][inner channel / 64][column]
+      char rotation[2][U::kMatrices][U::kPartChannels][U::kLineBytes];
+      // The unrotated query; then low bf16 parts of the output.
+      char rows[U::kConsumers][U::kMatrices][U::kMatrixBytes];
+    } basis;
     struct {
       UnpackedKeys<T> keys[U::kBuffers];
       UnpackedValues<T> values[U::kBuffers];
@@ -110,7 +122,8 @@ struct WgmmaShared {
       // If kExact, metadata of two tokens: scales times the factor of scores (x, y), minima (z, w).
       float4 key_meta[T::kExact ? U::kBuffers : 0][T::kGroups][U::kStepTokens / 2];
     };
-    char rows[U::kStages][2][2][U::kRows][U::kLineBytes];  // [stage][K, V][channel / 64][token]
+    // [stage][K, V][channel / 64][token]
+    char rows[U::kStages][2][U::kMatrices][U::kRows][U::kLineBytes];
   };
   // Factors of a step's scores: of tokens 16 w to 16 w + 15 of its tiles. Not used if kExact.
   float4 key_factor[U::kBuffers];
@@ -164,13 +177,41 @@ struct Warpgroup {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Running softmax and output of a warp's 16 query rows: element [n][2 a + e] is row r + 8 a,
-// channel 8 n + 2 c + e.
-struct WgmmaState {
-  float out[16][4] = {};
+// Running softmax of a warp's 16 query rows. The lane's are rows r and r + 8.
+struct RunningSoftmax {
   float sum[2] = {};                // sum of p over this lane's tokens
   float minus_running_max[2] = {};  // the negated running max, log2 units
   bool known = false;               // whether rows have a running max
+};
+
+// The fp32 elements of a warp's 16 query rows: part[p][n][2 a + e] is row r + 8 a, channel
+// 8 (kPartTiles p + n) + 2 c + e.
+template <class T>
+struct WgmmaRows {
+  using U = WarpgroupTraits<T>;
+  float part[U::kParts][U::kPartTiles][4];
+
+  // Returns the elements of channels 8 n to 8 n + 7.
+  __device__ __forceinline__ float (&Tile(int n))[4] {
+    return part[n / U::kPartTiles][n % U::kPartTiles];
+  }
+  // Marks them as written here (ptx::TakeWgmmaResults).
+  __device__ __forceinline__ void TakeResults() {
+#pragma unroll
+    for (auto& own : part) ptx::TakeWgmmaResults(own);
+  }
+  __device__ __forceinline__ void Scale(const float (&factor)[2]) {
+#pragma unroll
+    for (int n = 0; n < T::kDim / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) Tile(n)[i] *= factor[i / 2];
+    }
+  }
+};
+
+template <class T>
+struct WgmmaState : RunningSoftmax {
+  WgmmaRows<T> out = {};
 };
 
 __device__ __forceinline__ uint64_t Matrix(const void* shared) {
@@ -264,7 +305,7 @@ __device__ __forceinline__ float MaxOverQuad(float x) {
 // Rescales older probabilities: multiplies `factor`, the softmax sum and t[0 .. kBegin), which are
 // probabilities already, by 2^-change.
 template <int kBegin, int kEnd, int kTokenTiles>
-__device__ __forceinline__ void RaiseRunningMax(float (&t)[kTokenTiles][4], WgmmaState& state,
+__device__ __forceinline__ void RaiseRunningMax(float (&t)[kTokenTiles][4], RunningSoftmax& state,
                                                 float (&factor)[2]) {
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
@@ -299,7 +340,7 @@ __device__ __forceinline__ void RaiseRunningMax(float (&t)[kTokenTiles][4], Wgmm
 // true, and the caller multiplies outputs by `factor`.
 template <bool kSum, int kTokenTiles, class Logits>
 __device__ __forceinline__ bool ComputeProbabilities(float (&t)[kTokenTiles][4], Logits&& logits,
-                                                     WgmmaState& state, float (&factor)[2]) {
+                                                     RunningSoftmax& state, float (&factor)[2]) {
   constexpr int kHalf = kTokenTiles / 2;
   // Compared as integers, positive floats have their order and negative ones are below them.
   int beyond[4] = {};
@@ -356,14 +397,6 @@ __device__ __forceinline__ bool ComputeProbabilities(float (&t)[kTokenTiles][4],
     state.sum[1] += sum[0][1] + sum[1][1];
   }
   return moved;
-}
-
-__device__ __forceinline__ void ScaleOutput(const float (&factor)[2], WgmmaState& state) {
-#pragma unroll
-  for (int n = 0; n < 16; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) state.out[n][i] *= factor[i / 2];
-  }
 }
 
 #endif

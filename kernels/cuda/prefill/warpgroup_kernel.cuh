@@ -28,7 +28,7 @@ __device__ __forceinline__ void PrefillByWgmma(const PrefillAttentionParams& p,
     for (float(&bias)[WarpgroupTraits<T>::kQueryRows] : shared.bias) bias[i] = 0.0f;
   }
   warpgroup.Sync();
-  WgmmaState state;
+  WgmmaState<T> state;
   if (block.pages > 0) AttendPagesByWgmma<T>(p, block, block_shared, barriers, warpgroup, state);
   SignalProducers<T>();  // buffers that BF16 rows are copied to are free
   RowConsumer<T>(p, block, block_shared, barriers, warpgroup, state).Attend();
@@ -94,8 +94,8 @@ cudaError_t LaunchIfWgmma(const PrefillAttentionParams& params, cudaStream_t str
   return error == cudaSuccess && *launched ? LaunchWgmma<T>(params, stream) : error;
 }
 
-// Chooses the variant: fp32 outputs are computed exactly, for groups of 128 and 64 channels and
-// without a soft cap, which the variant for BF16 outputs has.
+// Chooses the variant: fp32 outputs are computed exactly, with head_dim 128, for groups of 128 and
+// 64 channels and without a soft cap, which the variant for BF16 outputs has.
 template <int dim, int groups>
 cudaError_t LaunchWgmmaPrefill(const PrefillAttentionParams& params, cudaStream_t stream,
                                bool* launched) {
@@ -103,7 +103,7 @@ cudaError_t LaunchWgmmaPrefill(const PrefillAttentionParams& params, cudaStream_
   if (params.window > 0) return cudaSuccess;
   const bool capped = params.soft_cap > 0.0f;
   if (params.out_type == OutType::kF32) {
-    if constexpr (groups <= 2) {
+    if constexpr (dim == 128 && groups <= 2) {
       if (!capped) {
         return LaunchIfWgmma<WgmmaTraits<dim, groups, true, false>>(params, stream, launched);
       }

@@ -15,6 +15,17 @@ namespace crumb::kernels::cuda::prefill {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
+// The largest |x| for which SmallCapped approximates tanh(x).
+inline constexpr float kSmallTanh = 0.8f;
+
+// Returns cap tanh(x / cap) for |x| <= kSmallTanh cap, without the unit for exponentials. The
+// polynomial is the minimax one of degree 9; its error is below 5e-7 cap.
+__device__ __forceinline__ float SmallCapped(float x, float inverse_cap) {
+  const float u = x * inverse_cap, t = u * u;
+  const float q = fmaf(fmaf(fmaf(0.011918691f, t, -0.048961618f), t, 0.13223295f), t, -0.33325104f);
+  return fmaf(x * t, q, x);
+}
+
 // A consumer warpgroup over the unpacked tiles. The scores of the next step and the values of this
 // one are in flight together.
 template <class T>
@@ -27,7 +38,7 @@ class PageConsumer {
   __device__ __forceinline__ PageConsumer(const PrefillAttentionParams& p, const Block<T>& block,
                                           const float (&query_sum)[T::kGroups][2],
                                           WgmmaShared<T>& shared, WgmmaBarriers<T>& barriers,
-                                          const Warpgroup& warpgroup, WgmmaState& state)
+                                          const Warpgroup& warpgroup, WgmmaState<T>& state)
       : p_(p),
         block_(block),
         query_sum_(query_sum),
@@ -37,7 +48,7 @@ class PageConsumer {
         state_(state),
         query_(Matrix(shared.warpgroup[warpgroup.index].operands[0])),
         cap_(p.soft_cap * kLog2E),
-        cap_rate_(T::kSoftCap ? 2.0f / p.soft_cap : 0.0f),
+        inverse_cap_(T::kSoftCap ? 1.0f / (p.soft_cap * kLog2E) : 0.0f),
         next_bias_page_(p.offset != nullptr || (p.shift != nullptr && !T::kSoftCap) ? 0 : INT_MAX) {
     if constexpr (T::kSoftCap) {
 #pragma unroll
@@ -66,14 +77,14 @@ class PageConsumer {
       ptx::WaitOlderWgmma<1>();
       const bool moved = Finish(step + 1, factor);
       ptx::WaitWgmma();
-      ptx::TakeWgmmaResults(state_.out);
+      state_.out.TakeResults();
       ArriveStep(barriers_.values_free, step);
-      if (__builtin_expect(moved, 0)) ScaleOutput(factor, state_);
+      if (__builtin_expect(moved, 0)) state_.out.Scale(factor);
       Pack();
     }
     StartValues(steps - 1);
     ptx::WaitWgmma();
-    ptx::TakeWgmmaResults(state_.out);
+    state_.out.TakeResults();
     return exponent_;
   }
 
@@ -81,20 +92,20 @@ class PageConsumer {
   // acc = q' times the step's codes, per group.
   __device__ __forceinline__ void StartScores(int step) {
     WaitStep(barriers_.keys, step);
-    constexpr int kHalf = U::kMatrixBytes / 16, kKeys = U::kStepTokens * U::kLineBytes / 16;
+    constexpr int kMatrix = U::kMatrixBytes / 16, kKeys = U::kStepTokens * U::kLineBytes / 16;
     const uint64_t keys = Matrix(shared_.keys[step % U::kBuffers].codes[0][0]);
     ptx::FenceWgmma();
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int y = T::kExact ? half * T::kGroups / 2 : 0;
+    for (int m = 0; m < U::kMatrices; ++m) {
+      const int y = T::kExact ? m * T::kGroups / U::kMatrices : 0;
 #pragma unroll
       for (int part = T::kQueryParts - 1; part >= 0; --part) {
 #pragma unroll
         for (int s = 0; s < 4; ++s) {
-          const bool first =
-              part == T::kQueryParts - 1 && s == 0 && (half == 0 || kAccumulators == 2);
-          ptx::WgmmaF16Shared<kTokenTiles>(acc_[y], query_ + (2 * part + half) * kHalf + 2 * s,
-                                           keys + half * kKeys + 2 * s, !first);
+          const bool first = part == T::kQueryParts - 1 && s == 0 && (m == 0 || kAccumulators == 2);
+          ptx::WgmmaF16Shared<kTokenTiles>(acc_[y],
+                                           query_ + (U::kMatrices * part + m) * kMatrix + 2 * s,
+                                           keys + m * kKeys + 2 * s, !first);
         }
       }
     }
@@ -113,15 +124,19 @@ class PageConsumer {
     const int exponent = shared_.value_exponent[buffer];
     if (__builtin_expect(exponent != exponent_, 0)) {
       const float unit = PowerOfTwo(max(exponent_ - exponent, -126));
-      ScaleOutput({unit, unit}, state_);
+      state_.out.Scale({unit, unit});
       exponent_ = exponent;
     }
-    constexpr int kTile = T::kDim * U::kLineBytes / 16;
+    constexpr int kTile = T::kDim * U::kLineBytes / 16, kPart = kTile / U::kParts;
     const uint64_t values = Matrix(shared_.values[buffer].values[0][0]);
     ptx::FenceWgmma();
 #pragma unroll
     for (int k = 0; k < kTokenTiles / 2; ++k) {
-      ptx::WgmmaF16<16>(state_.out, packed_[k], values + k / 4 * kTile + k % 4 * 2);
+#pragma unroll
+      for (int part = 0; part < U::kParts; ++part) {
+        ptx::WgmmaF16<U::kPartTiles>(state_.out.part[part], packed_[k],
+                                     values + k / 4 * kTile + part * kPart + k % 4 * 2);
+      }
     }
     ptx::CommitWgmma();
   }
@@ -134,7 +149,30 @@ class PageConsumer {
     }
   }
 
-  // The logits of a step, for ComputeProbabilities.
+  // Returns whether all logits of a step are small enough for SmallCapped, by bounds: they need not
+  // be computed for that.
+  __device__ __forceinline__ bool SmallLogits(int step) const {
+    const float4 factor = shared_.key_factor[step % U::kBuffers];
+    float most[2] = {}, bias = 0.0f;  // independent chains
+#pragma unroll
+    for (int n = 0; n < kTokenTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) most[i % 2] = fmaxf(most[i % 2], fabsf(acc_[0][n][i]));
+    }
+#pragma unroll
+    for (int t = 0; t < U::kStepTiles; ++t) {
+#pragma unroll
+      for (int a = 0; a < 2; ++a) {
+        bias = fmaxf(bias, fabsf(shared_.warpgroup[warpgroup_.index].bias[t][warpgroup_.Query(a)]));
+      }
+    }
+    const float bound = fmaf(fmaxf(most[0], most[1]),
+                             fmaxf(fmaxf(factor.x, factor.y), fmaxf(factor.z, factor.w)), bias);
+    return __all_sync(~0u, bound * inverse_cap_ <= kSmallTanh);
+  }
+
+  // The logits of a step, for ComputeProbabilities. kSmall: logits are small (SmallLogits).
+  template <bool kSmall>
   struct StepLogits {
     PageConsumer& consumer;
     const int step;
@@ -152,7 +190,7 @@ class PageConsumer {
                       .bias[tile][consumer.warpgroup_.Query(a)];
         base[a] = consumer.state_.minus_running_max[a];
         if constexpr (T::kSoftCap) {
-          base[a] += consumer.cap_ - consumer.shift_[a];
+          base[a] += (kSmall ? 0.0f : consumer.cap_) - consumer.shift_[a];
         } else {
           bias[a] += base[a];
         }
@@ -180,9 +218,11 @@ class PageConsumer {
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if constexpr (T::kSoftCap) {
+        if constexpr (T::kSoftCap && kSmall) {
+          x[i] = SmallCapped(x[i], consumer.inverse_cap_) + base[i / 2];
+        } else if constexpr (T::kSoftCap) {
           // cap tanh(x / cap) = cap - 2 cap / (1 + e^(2 x / cap))
-          const float power = ptx::Exp2(x[i] * consumer.cap_rate_);
+          const float power = ptx::Exp2(x[i] * (2.0f * kLog2E * consumer.inverse_cap_));
           x[i] = fmaf(-2.0f * consumer.cap_, ptx::Reciprocal(1.0f + power), base[i / 2]);
         }
         consumer.acc_[0][n][i] = x[i];
@@ -209,7 +249,14 @@ class PageConsumer {
   __device__ __forceinline__ bool Finish(int step, float (&factor)[2]) {
 #pragma unroll
     for (int y = 0; y < kAccumulators; ++y) ptx::TakeWgmmaResults(acc_[y]);
-    return ComputeProbabilities<!T::kExact>(acc_[0], StepLogits{*this, step}, state_, factor);
+    if constexpr (T::kSoftCap) {
+      if (__builtin_expect(SmallLogits(step), 1)) {
+        return ComputeProbabilities<!T::kExact>(acc_[0], StepLogits<true>{*this, step}, state_,
+                                                factor);
+      }
+    }
+    return ComputeProbabilities<!T::kExact>(acc_[0], StepLogits<false>{*this, step}, state_,
+                                            factor);
   }
 
   // Packs the probabilities as operands. If kExact, the softmax sum adds the rounded probabilities,
@@ -277,10 +324,10 @@ class PageConsumer {
   WgmmaShared<T>& shared_;
   WgmmaBarriers<T>& barriers_;
   const Warpgroup& warpgroup_;
-  WgmmaState& state_;
+  WgmmaState<T>& state_;
   const uint64_t query_;
-  const float cap_, cap_rate_;  // the cap in log2 units; 2 / cap in nats
-  float shift_[2] = {};         // shifts of the lane's query rows, if kSoftCap
+  const float cap_, inverse_cap_;  // the cap and its inverse, log2 units
+  float shift_[2] = {};            // shifts of the lane's query rows, if kSoftCap
   float acc_[kAccumulators][kTokenTiles][4];
   uint32_t packed_[kTokenTiles / 2][4];
   int exponent_ = 0;
@@ -296,7 +343,8 @@ template <class T>
 __device__ __forceinline__ void AttendPagesByWgmma(const PrefillAttentionParams& p,
                                                    const Block<T>& block, WgmmaShared<T>& shared,
                                                    WgmmaBarriers<T>& barriers,
-                                                   const Warpgroup& warpgroup, WgmmaState& state) {
+                                                   const Warpgroup& warpgroup,
+                                                   WgmmaState<T>& state) {
   float query_sum[T::kGroups][2];
   PrepareWarpgroupQuery<T>(p, block, shared, warpgroup, query_sum);
   ptx::FenceCopyEngine();

@@ -20,12 +20,16 @@ __device__ __forceinline__ int Bf16RowsEnd(const Block<T>& block) {
   return block.sink + block.recent + block.last_token + 1;
 }
 
-// The four producer warps of K, or of V. Each thread copies a 16-byte piece of every eighth token.
+// The four producer warps of K, or of V. Each thread copies a 16-byte piece of every kStep-th
+// token.
 template <class T>
 class RowProducer {
   using U = WarpgroupTraits<T>;
   static constexpr int kPieces = T::kDim / 8, kStep = T::kThreads / kPieces, kAhead = 2;
-  static_assert(kStep == 8, "a thread's rows lie alike in the swizzle");
+  // Rows that are 4 apart differ in the third bit of a piece's place in the swizzle, rows that are
+  // 8 apart lie alike.
+  static constexpr uint32_t kSwizzleStep = kStep % 8 == 0 ? 0 : 4 * 16;
+  static_assert(kStep % 4 == 0 && U::kRows % (2 * kStep) == 0);
 
  public:
   __device__ __forceinline__ RowProducer(const PrefillAttentionParams& p, const Block<T>& block,
@@ -67,7 +71,7 @@ class RowProducer {
   }
 
  private:
-  static constexpr uint32_t kStageBytes = 4 * U::kRows * U::kLineBytes;
+  static constexpr uint32_t kStageBytes = 2 * U::kMatrices * U::kRows * U::kLineBytes;
 
   // Returns the bytes from one of the stage's rows to the next, or 0 if their stride is not
   // constant.
@@ -78,8 +82,8 @@ class RowProducer {
       return p_.token_stride * static_cast<int64_t>(sizeof(Bf16));
     }
     const bool sink = last < block_.sink;
-    const bool paged = page >= 0 && page % kPageRows == 0 && page < block_.paged;
-    static_assert(U::kRows <= kPageRows);
+    const bool paged = page >= 0 && page % U::kRows == 0 && page < block_.paged;
+    static_assert(kPageRows % U::kRows == 0);
     return sink || paged ? p_.sink.token_stride : 0;
   }
 
@@ -90,7 +94,7 @@ class RowProducer {
     for (int i = 0; i < U::kRows / kStep; ++i) {
       ptx::CopyAsync16(to, reinterpret_cast<const void*>(from));
       from += kStep * stride;
-      to += kStep * U::kLineBytes;
+      to = (to + kStep * U::kLineBytes) ^ kSwizzleStep;
     }
   }
 
@@ -106,7 +110,7 @@ class RowProducer {
       } else {
         ptx::StoreShared128(to, make_uint4(0, 0, 0, 0));
       }
-      to += kStep * U::kLineBytes;
+      to = (to + kStep * U::kLineBytes) ^ kSwizzleStep;
     }
   }
 
@@ -129,7 +133,7 @@ class RowConsumer {
  public:
   __device__ __forceinline__ RowConsumer(const PrefillAttentionParams& p, const Block<T>& block,
                                          WgmmaShared<T>& shared, WgmmaBarriers<T>& barriers,
-                                         const Warpgroup& warpgroup, WgmmaState& state)
+                                         const Warpgroup& warpgroup, WgmmaState<T>& state)
       : before_(block.sink + block.recent),
         stages_((Bf16RowsEnd(block) + U::kRows - 1) / U::kRows),
         scale_(block.scale),
@@ -137,15 +141,13 @@ class RowConsumer {
         shared_(shared),
         barriers_(barriers),
         warpgroup_(warpgroup),
-        state_(state) {
+        state_(state),
+        query_(Matrix(shared.warpgroup[warpgroup.index].operands[0])) {
     WarpgroupShared<T>& own = shared.warpgroup[warpgroup.index];
     warpgroup.Sync();
     LoadWarpgroupQuery<T>(p, own, warpgroup, own.operands[0]);
+    ptx::FenceCopyEngine();
     warpgroup.Sync();
-#pragma unroll
-    for (int s = 0; s < T::kSteps; ++s) {
-      ptx::LoadMatrices(query_[s], LineAddress<T>(own.operands[s / 4], s % 4 * 2, warpgroup));
-    }
 #pragma unroll
     for (int a = 0; a < 2; ++a) token_[a] = before_ + own.token[warpgroup.Query(a)];
   }
@@ -157,7 +159,7 @@ class RowConsumer {
     float factor[2];
     StartScores(0);
     ptx::WaitWgmma();
-    if (Finish(0, factor)) ScaleOutput(factor, state_);
+    if (Finish(0, factor)) state_.out.Scale(factor);
     Pack();
 #pragma unroll 1
     for (int stage = 0; stage < stages - 1; ++stage) {
@@ -166,14 +168,14 @@ class RowConsumer {
       ptx::WaitOlderWgmma<1>();
       const bool moved = Finish(stage + 1, factor);
       ptx::WaitWgmma();
-      ptx::TakeWgmmaResults(state_.out);
+      state_.out.TakeResults();
       ArriveStep(barriers_.rows_free, stage);
-      if (__builtin_expect(moved, 0)) ScaleOutput(factor, state_);
+      if (__builtin_expect(moved, 0)) state_.out.Scale(factor);
       Pack();
     }
     StartValues(stages - 1);
     ptx::WaitWgmma();
-    ptx::TakeWgmmaResults(state_.out);
+    state_.out.TakeResults();
 #pragma unroll 1
     for (int stage = stages - 1; stage < stages_; ++stage) ArriveStep(barriers_.rows_free, stage);
   }
@@ -185,8 +187,9 @@ class RowConsumer {
     ptx::FenceWgmma();
 #pragma unroll
     for (int s = 0; s < T::kSteps; ++s) {
-      ptx::WgmmaBf16Accumulate(acc_, query_[s],
-                               keys + s / 4 * (U::kRows * U::kLineBytes / 16) + s % 4 * 2, s > 0);
+      ptx::WgmmaBf16Shared<kTokenTiles>(acc_, query_ + s / 4 * (U::kMatrixBytes / 16) + s % 4 * 2,
+                                        keys + s / 4 * (U::kRows * U::kLineBytes / 16) + s % 4 * 2,
+                                        s > 0);
     }
     ptx::CommitWgmma();
   }
@@ -194,11 +197,16 @@ class RowConsumer {
   __device__ __forceinline__ void StartValues(int stage) {
     const uint64_t values = ptx::TransposedMatrix(
         ptx::SharedAddress(shared_.rows[stage % U::kStages][1][0][0]), U::kRows * U::kLineBytes);
+    constexpr int kPart = U::kMatrices / U::kParts * U::kRows * U::kLineBytes / 16;
     ptx::FenceWgmma();
 #pragma unroll
     for (int k = 0; k < kTokenTiles / 2; ++k) {
-      ptx::WgmmaBf16Transposed(state_.out, low_[k], values + 128 * k);
-      ptx::WgmmaBf16Transposed(state_.out, high_[k], values + 128 * k);
+#pragma unroll
+      for (int part = 0; part < U::kParts; ++part) {
+        const uint64_t b = values + part * kPart + 128 * k;
+        ptx::WgmmaBf16Transposed<U::kPartTiles>(state_.out.part[part], low_[k], b);
+        ptx::WgmmaBf16Transposed<U::kPartTiles>(state_.out.part[part], high_[k], b);
+      }
     }
     ptx::CommitWgmma();
   }
@@ -211,7 +219,7 @@ class RowConsumer {
 
     __device__ __forceinline__ void Begin(int) const {}
     __device__ __forceinline__ void Compute(int n) const {
-      const WgmmaState& state = consumer.state_;
+      const RunningSoftmax& state = consumer.state_;
       float(&x)[4] = consumer.acc_[n];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -253,9 +261,9 @@ class RowConsumer {
   WgmmaShared<T>& shared_;
   WgmmaBarriers<T>& barriers_;
   const Warpgroup& warpgroup_;
-  WgmmaState& state_;
+  WgmmaState<T>& state_;
   int token_[2];  // last token that the lane's query rows attend
-  uint32_t query_[T::kSteps][4];
+  const uint64_t query_;
   float acc_[kTokenTiles][4];
   uint32_t high_[kTokenTiles / 2][4], low_[kTokenTiles / 2][4];
 };
@@ -264,7 +272,8 @@ class RowConsumer {
 template <class T>
 __device__ __forceinline__ void WriteWarpgroupRows(const PrefillAttentionParams& p,
                                                    WarpgroupShared<T>& shared,
-                                                   const Warpgroup& warpgroup, WgmmaState& state) {
+                                                   const Warpgroup& warpgroup,
+                                                   WgmmaState<T>& state) {
   using U = WarpgroupTraits<T>;
   const int c = warpgroup.lane % 4;
   float unit[2];
@@ -282,14 +291,15 @@ __device__ __forceinline__ void WriteWarpgroupRows(const PrefillAttentionParams&
     unit[a] = sum > 0.0f ? factor / sum : sum == 0.0f ? 0.0f : NAN;
     if (p.lse != nullptr && row >= 0 && c == 0) p.lse[row] = (running_max + log2f(sum)) * kLn2;
   }
-  ScaleOutput(unit, state);
+  state.out.Scale(unit);
   if (p.out_type == OutType::kBf16) {
+    warpgroup.Sync();  // its wgmmas have read the query
 #pragma unroll
-    for (int n = 0; n < 16; n += 2) {
+    for (int n = 0; n < T::kDim / 8; n += 2) {
       uint32_t x[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float(&y)[4] = state.out[n + i / 2];
+        const float(&y)[4] = state.out.Tile(n + i / 2);
         x[i] = ptx::PackBf16(y[2 * (i % 2)], y[2 * (i % 2) + 1]);
       }
       ptx::StoreMatrices(LineAddress<T>(shared.operands[n / 8], n % 8, warpgroup), x);
@@ -312,9 +322,9 @@ __device__ __forceinline__ void WriteWarpgroupRows(const PrefillAttentionParams&
     if (row < 0) continue;
     float* to = static_cast<float*>(p.out) + static_cast<int64_t>(row) * T::kDim + 2 * c;
 #pragma unroll
-    for (int n = 0; n < 16; ++n) {
-      *reinterpret_cast<float2*>(to + 8 * n) =
-          make_float2(state.out[n][2 * a], state.out[n][2 * a + 1]);
+    for (int n = 0; n < T::kDim / 8; ++n) {
+      const float(&x)[4] = state.out.Tile(n);
+      *reinterpret_cast<float2*>(to + 8 * n) = make_float2(x[2 * a], x[2 * a + 1]);
     }
   }
 }

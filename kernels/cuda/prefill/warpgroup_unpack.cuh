@@ -18,6 +18,25 @@ namespace crumb::kernels::cuda::prefill {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
+// Loads a lane's code words of 16 tokens, `from` their first byte.
+template <int kWords>
+__device__ __forceinline__ void LoadCodeWords(uint32_t from, int lane, uint32_t (&w)[kWords]) {
+  if constexpr (kWords == 2) {
+    const uint2 words = ptx::LoadShared64(from + 8 * lane);
+    w[0] = words.x;
+    w[1] = words.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      const uint4 words = ptx::LoadShared128(from + 128 * i + 16 * lane);
+      w[i] = words.x;
+      w[i + 1] = words.y;
+      w[i + 2] = words.z;
+      w[i + 3] = words.w;
+    }
+  }
+}
+
 // Returns the values of two tokens: the codes at `mask` of a word, times scale, plus minimum.
 __device__ __forceinline__ uint32_t Value(uint32_t word, uint32_t mask, uint32_t scale,
                                           uint32_t minimum) {
@@ -60,14 +79,14 @@ __device__ __forceinline__ void UnpackPairs(uint32_t word, int q, uint32_t low, 
   }
 }
 
-// Unpacks keys to fp16, for BF16 outputs: (code - 1.5) * scale, divided by a power of two that the
-// warp's tokens of a step share. The rest of a key, minimum + 1.5 * scale in every channel of a
-// group, makes up 16 further channels (kConstantBytes), whose query holds the sum of q' over the
-// group.
+// Unpacks keys to fp16, for BF16 outputs: (code - 1) * scale, divided by a power of two that the
+// warp's tokens of a step share; fp16 holds it exactly. The rest of a key, minimum + scale in every
+// channel of a group, makes up 16 further channels (kConstantBytes), whose query holds the sum of
+// q' over the group.
 template <class T>
 class KeyUnpacker {
   using U = WarpgroupTraits<T>;
-  static constexpr int kMetaOffset = 2 * T::kCodeBytes;
+  static constexpr int kMetaOffset = 2 * T::kCodeBytes, kPieces = T::kDim / 32;
 
  public:
   __device__ __forceinline__ KeyUnpacker(const Block<T>& block, WgmmaShared<T>& shared,
@@ -100,7 +119,7 @@ class KeyUnpacker {
       uint32_t tile[U::kStepTiles];
       tiles_.Wait(tile);
       uint2 meta[U::kStepTiles][T::kGroups];  // metadata of tokens r and r + 8
-      uint4 codes[U::kStepTiles];
+      uint32_t codes[U::kStepTiles][T::kWords];
       MetaRange range;
 #pragma unroll
       for (int t = 0; t < U::kStepTiles; ++t) {
@@ -110,7 +129,7 @@ class KeyUnpacker {
           range.Add(meta[t][y].x);
           range.Add(meta[t][y].y);
         }
-        codes[t] = ptx::LoadShared128(tile[t] + 4 * T::kDim * warp_ + 16 * lane_);
+        LoadCodeWords(tile[t] + 4 * T::kDim * warp_, lane_, codes[t]);
       }
       tiles_.Release();
       const int exponent = range.Exponent();
@@ -142,24 +161,23 @@ class KeyUnpacker {
   }
 
   // Unpacks the warp's 16 tokens of the step's tile t. The lane's rows are tokens r and r + 8.
-  __device__ __forceinline__ void Unpack(const uint4& codes, const uint2 (&meta)[T::kGroups],
-                                         float unit, uint32_t buffer, int t) const {
-    const uint32_t w[4] = {codes.x, codes.y, codes.z, codes.w};
+  __device__ __forceinline__ void Unpack(const uint32_t (&w)[T::kWords],
+                                         const uint2 (&meta)[T::kGroups], float unit,
+                                         uint32_t buffer, int t) const {
     const uint32_t step = buffer * static_cast<uint32_t>(sizeof(UnpackedKeys<T>));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       uint32_t low = 0, high = 0, minimum = 0;
 #pragma unroll
-      for (int piece = 0; piece < 4; ++piece) {  // 32 channels
-        const int y = piece * T::kGroups / 4;
-        if (piece * T::kGroups % 4 == 0 || T::kGroups == 4) {
+      for (int piece = 0; piece < kPieces; ++piece) {  // 32 channels
+        const int y = piece * T::kGroups / kPieces;
+        if (piece * T::kGroups % kPieces == 0) {
           const uint32_t own = h == 0 ? meta[y].x : meta[y].y;
           const float scale = ptx::LowHalf(own) * unit;
           low = ptx::PackHalf(scale * 0x1p18f, scale * 0x1p18f);
           high = ptx::PackHalf(scale * 0x1p16f, scale * 0x1p16f);
-          minimum = ptx::PackHalf(-1.5f * scale, -1.5f * scale);
-          // The constant contains the rounding error of -1.5 * scale.
-          const float constant = fmaf(ptx::HighHalf(own), unit, -ptx::LowHalf(minimum));
+          minimum = ptx::PackHalf(-scale, -scale);
+          const float constant = fmaf(ptx::HighHalf(own), unit, scale);
           const uint32_t first = ptx::PackHalf(constant, constant);
           const uint32_t rest = ptx::PackHalf(constant - ptx::LowHalf(first), 0.0f);
           if (lane_ % 4 == y) {
@@ -208,11 +226,11 @@ __device__ __forceinline__ void UnpackKeyCodes(const Block<T>& block, WgmmaShare
     const uint32_t buffer = step % U::kBuffers;
     uint32_t tile[U::kStepTiles];
     tiles.Wait(tile);
-    uint4 codes[U::kStepTiles];
+    uint32_t codes[U::kStepTiles][T::kWords];
     uint32_t meta[U::kStepTiles][T::kGroups][2];
 #pragma unroll
     for (int t = 0; t < U::kStepTiles; ++t) {
-      codes[t] = ptx::LoadShared128(tile[t] + 4 * T::kDim * warp + 16 * lane);
+      LoadCodeWords(tile[t] + 4 * T::kDim * warp, lane, codes[t]);
 #pragma unroll
       for (int y = 0; y < T::kGroups; ++y) {
 #pragma unroll
@@ -228,7 +246,6 @@ __device__ __forceinline__ void UnpackKeyCodes(const Block<T>& block, WgmmaShare
     if (step >= U::kBuffers) WaitStep(barriers.keys_free, step - U::kBuffers);
 #pragma unroll
     for (int t = 0; t < U::kStepTiles; ++t) {
-      const uint32_t w[4] = {codes[t].x, codes[t].y, codes[t].z, codes[t].w};
       const uint32_t at = buffer * sizeof(UnpackedKeys<T>) + T::kTokens * t * U::kLineBytes;
 #pragma unroll
       for (int q = 0; q < 2; ++q) {
@@ -236,7 +253,7 @@ __device__ __forceinline__ void UnpackKeyCodes(const Block<T>& block, WgmmaShare
         for (int i = 0; i < 4; ++i) {
           uint32_t x[4];
 #pragma unroll
-          for (int k = 0; k < 4; ++k) x[k] = CodePair(w[i], 4 * q + k);
+          for (int k = 0; k < 4; ++k) x[k] = CodePair(codes[t][i], 4 * q + k);
           ptx::StoreMatrices(to[q] + at + (i / 2 * U::kStepTokens + i % 2 * 8) * U::kLineBytes, x);
         }
       }
@@ -256,11 +273,12 @@ __device__ __forceinline__ void UnpackKeyCodes(const Block<T>& block, WgmmaShare
 }
 
 // Unpacks values to code * scale + minimum, divided by a power of two whose exponent only grows.
-// The first warp copies tiles: behind each step those that take the slot of the step before it.
+// The first warp copies tiles: behind each step those that take the slot of the step before it, or
+// of the step itself (kRefillLag).
 template <class T>
 class ValueUnpacker {
   using U = WarpgroupTraits<T>;
-  static constexpr int kMetaOffset = 2 * T::kCodeBytes + T::kMetaBytes;
+  static constexpr int kMetaOffset = 2 * T::kCodeBytes + T::kMetaBytes, kPieces = T::kDim / 32;
 
  public:
   __device__ __forceinline__ ValueUnpacker(const Block<T>& block, TileCopier<T>& copier,
@@ -305,13 +323,14 @@ class ValueUnpacker {
       tiles_.Release();
       ptx::FenceCopyEngine();
       ArriveStep(barriers_.values, step);
-      if (warp_ == 0 && step > 0) copier_.Refill();
+      if (warp_ == 0 && step + 1 > U::kRefillLag) copier_.Refill();
     }
   }
 
  private:
   __device__ __forceinline__ void Unpack(uint32_t tile, uint32_t at) const {
-    const uint4 codes = ptx::LoadShared128(tile + T::kCodeBytes + 4 * T::kDim * warp_ + 16 * lane_);
+    uint32_t w[T::kWords];
+    LoadCodeWords(tile + T::kCodeBytes + 4 * T::kDim * warp_, lane_, w);
     // Scale and minimum of tokens 8 b + 2 c + e of the warp's 16.
     uint2 word[T::kGroups][2];
 #pragma unroll
@@ -322,15 +341,14 @@ class ValueUnpacker {
                                        32 * e + 8 * warp_);
       }
     }
-    const uint32_t w[4] = {codes.x, codes.y, codes.z, codes.w};
     const float unit = PowerOfTwo(-exponent_);
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
       uint32_t low = 0, high = 0, minimum = 0;
 #pragma unroll
-      for (int piece = 0; piece < 4; ++piece) {  // 32 channels
-        const int y = piece * T::kGroups / 4;
-        if (piece * T::kGroups % 4 == 0 || T::kGroups == 4) {
+      for (int piece = 0; piece < kPieces; ++piece) {  // 32 channels
+        const int y = piece * T::kGroups / kPieces;
+        if (piece * T::kGroups % kPieces == 0) {
           const uint32_t even = b == 0 ? word[y][0].x : word[y][0].y;
           const uint32_t odd = b == 0 ? word[y][1].x : word[y][1].y;
           const float s0 = ptx::LowHalf(even) * unit, s1 = ptx::LowHalf(odd) * unit;

@@ -93,6 +93,50 @@ TEST(PrefillAttention, EveryTermOfTheLogit) {
   }
 }
 
+// Caps have a path for small logits and one for all, which steps choose for themselves.
+TEST(PrefillAttention, CappedLogitsOfEveryHeadDim) {
+  CRUMB_NEEDS_DEVICE();
+  for (const TileShape shape :
+       {TileShape{64, 64, 64}, TileShape{64, 128, 128}, TileShape{64, 256, 128}}) {
+    for (const float cap : {1.0f, 4.0f, 8.0f, 30.0f, 50.0f}) {
+      PrefillOptions options;
+      options.tile = shape;
+      options.out_type = OutType::kBf16;
+      options.sequences = {{64, 9, 6, 70}, {64, 4, 0, 12}};
+      options.logit_std = 2.0;
+      options.soft_cap = cap;
+      options.shift = options.offset = true;
+      options.seed = shape.head_dim + static_cast<int>(cap);
+      PrefillCase run(options);
+      run.Run();
+      EXPECT_LE(run.WorstOfBound(PrefillErrorBound(OutType::kBf16, 2.0), 60), 1.0)
+          << "head_dim " << shape.head_dim << " cap " << cap;
+    }
+  }
+}
+
+TEST(PrefillAttention, TermsOfTheLogitAtEveryHeadDim) {
+  CRUMB_NEEDS_DEVICE();
+  for (const TileShape shape : {TileShape{64, 64, 32}, TileShape{64, 256, 64}}) {
+    for (int mask = 0; mask < 16; ++mask) {
+      PrefillOptions options;
+      options.tile = shape;
+      options.out_type = OutType::kBf16;
+      options.group = mask % 2 == 0 ? 4 : 6;
+      options.sequences = {{64, 5, 6, 30}, {64, 9, 0, 70}, {0, 0, 0, 12}};
+      options.offset = (mask & 1) != 0;
+      options.shift = (mask & 2) != 0;
+      options.sink_logit = (mask & 4) != 0;
+      options.transforms = (mask & 8) == 0;
+      options.seed = mask;
+      PrefillCase run(options);
+      run.Run();
+      EXPECT_LE(run.WorstOfBound(PrefillErrorBound(OutType::kBf16, 1.0), 40), 1.0)
+          << "head_dim " << shape.head_dim << " mask " << mask;
+    }
+  }
+}
+
 TEST(PrefillAttention, WindowsOfEveryLength) {
   CRUMB_NEEDS_DEVICE();
   for (const int window : {1, 2, 33, 63, 64, 65, 100, 128, 200, 700, 5000}) {
@@ -107,16 +151,27 @@ TEST(PrefillAttention, WindowsOfEveryLength) {
 
 TEST(PrefillAttention, LengthsAroundEveryBoundary) {
   CRUMB_NEEDS_DEVICE();
-  PrefillOptions options;
-  for (const int fresh : {1, 31, 32, 33, 63, 64, 65, 129}) {
-    for (const int pages : {0, 1, 5, 6, 7, 13}) options.sequences.push_back({64, pages, 0, fresh});
+  const std::pair<TileShape, OutType> kernels[] = {{{64, 128, 128}, OutType::kF32},
+                                                   {{64, 128, 128}, OutType::kBf16},
+                                                   {{64, 64, 64}, OutType::kBf16},
+                                                   {{64, 256, 128}, OutType::kBf16}};
+  for (const auto& [tile, type] : kernels) {
+    PrefillOptions options;
+    options.tile = tile;
+    options.out_type = type;
+    for (const int fresh : {1, 31, 32, 33, 63, 64, 65, 129}) {
+      for (const int pages : {0, 1, 5, 6, 7, 13}) {
+        options.sequences.push_back({64, pages, 0, fresh});
+      }
+    }
+    PrefillCase run(options);
+    run.Run();
+    EXPECT_LE(run.WorstOfBound(PrefillErrorBound(type, 1.0), 500), 1.0)
+        << "head_dim " << tile.head_dim;
+    const std::vector<uint8_t> bulk = run.OutBytes();
+    run.Run();
+    EXPECT_EQ(run.OutBytes(), bulk) << "a second run gave other bits";
   }
-  PrefillCase run(options);
-  run.Run();
-  EXPECT_LE(run.WorstError(500), 5e-4);
-  const std::vector<uint8_t> bulk = run.OutBytes();
-  run.Run();
-  EXPECT_EQ(run.OutBytes(), bulk) << "a second run gave other bits";
 }
 
 TEST(PrefillAttention, PaddedEntriesStayUntouched) {
