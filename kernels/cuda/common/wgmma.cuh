@@ -57,6 +57,9 @@ __device__ __forceinline__ void WaitOlderWgmma() {
 
 // The names of operands in the assembly of a wgmma with 8 `tiles` columns: accumulators, A in
 // registers and B behind it, A and B in shared memory, and whether to accumulate.
+#define CRUMB_WGMMA_D_1 "%0, %1, %2, %3"
+#define CRUMB_WGMMA_A_1 "{%4, %5, %6, %7}, %8"
+#define CRUMB_WGMMA_A_ACCUMULATE_1 "%9"
 #define CRUMB_WGMMA_D_4 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define CRUMB_WGMMA_SHARED_4 "%16, %17"
 #define CRUMB_WGMMA_SHARED_ACCUMULATE_4 "%18"
@@ -80,6 +83,7 @@ __device__ __forceinline__ void WaitOlderWgmma() {
 #define CRUMB_WGMMA_TILES(d, n)                                                   \
   CRUMB_WGMMA_TILE(d, n), CRUMB_WGMMA_TILE(d, n + 1), CRUMB_WGMMA_TILE(d, n + 2), \
       CRUMB_WGMMA_TILE(d, n + 3)
+#define CRUMB_WGMMA_TILES_1(d) CRUMB_WGMMA_TILE(d, 0)
 #define CRUMB_WGMMA_TILES_4(d) CRUMB_WGMMA_TILES(d, 0)
 #define CRUMB_WGMMA_TILES_8(d) CRUMB_WGMMA_TILES(d, 0), CRUMB_WGMMA_TILES(d, 4)
 #define CRUMB_WGMMA_TILES_16(d) \
@@ -112,6 +116,7 @@ CRUMB_WGMMA(WgmmaBf16, 8, 64, bf16, 0)
 CRUMB_WGMMA(WgmmaBf16, 16, 128, bf16, 0)
 CRUMB_WGMMA(WgmmaBf16Transposed, 8, 64, bf16, 1)
 CRUMB_WGMMA(WgmmaBf16Transposed, 16, 128, bf16, 1)
+CRUMB_WGMMA(WgmmaF16, 1, 8, f16, 0)
 CRUMB_WGMMA(WgmmaF16, 8, 64, f16, 0)
 CRUMB_WGMMA(WgmmaF16, 16, 128, f16, 0)
 

@@ -63,6 +63,12 @@ struct WarpgroupTraits {
   // refilled.
   static constexpr int kSlots = kWide ? 2 : T::kExact ? 5 - kStepTiles : T::kGroups == 4 ? 4 : 5;
   static constexpr int kRefillLag = kWide ? 0 : 1;
+  // Whether the loop over steps is unrolled over the buffers, which makes their addresses
+  // constants. Where registers are short that loses more.
+  static constexpr bool kUnrolls = !kWide && !T::kSoftCap;
+  // Whether wgmmas with a matrix of ones sum probabilities, instead of additions, which are an
+  // eighth of the loop. At head_dim 256 the loop waits for wgmmas, and more of them cost time.
+  static constexpr bool kSumsByMma = !T::kExact && !kWide;
   static constexpr int kRows = kWide ? 32 : 64;  // BF16 tokens per stage
   static constexpr int kStages = 4;
   // Registers per thread after they are redistributed; 128 when the kernel starts.
@@ -129,6 +135,7 @@ struct WgmmaShared {
   float4 key_factor[U::kBuffers];
   int value_exponent[U::kBuffers];  // values of a step are divided by 2^exponent
   float most[U::kConsumers * T::kWarps];
+  alignas(128) uint4 ones[U::kSumsByMma ? 16 : 0];  // in fp16, a matrix B of 8 columns
 };
 
 // The mbarriers: full and free barriers of stored tiles, unpacked keys, values and BF16 rows.
@@ -259,7 +266,7 @@ __device__ __forceinline__ void InitWgmmaBarriers(const Block<T>& block,
   };
   for (int i = 0; i < U::kSlots; ++i) {
     init(barriers.tile[i], 1);
-    init(barriers.tile_free[i], 2 * T::kWarps);
+    init(barriers.tile_free[i], 2 * T::kThreads);
   }
   for (int i = 0; i < U::kBuffers; ++i) {
     init(barriers.keys[i], T::kThreads);

@@ -15,17 +15,6 @@ namespace crumb::kernels::cuda::prefill {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// The largest |x| for which SmallCapped approximates tanh(x).
-inline constexpr float kSmallTanh = 0.8f;
-
-// Returns cap tanh(x / cap) for |x| <= kSmallTanh cap, without the unit for exponentials. The
-// polynomial is the minimax one of degree 9; its error is below 5e-7 cap.
-__device__ __forceinline__ float SmallCapped(float x, float inverse_cap) {
-  const float u = x * inverse_cap, t = u * u;
-  const float q = fmaf(fmaf(fmaf(0.011918691f, t, -0.048961618f), t, 0.13223295f), t, -0.33325104f);
-  return fmaf(x * t, q, x);
-}
-
 // A consumer warpgroup over the unpacked tiles. The scores of the next step and the values of this
 // one are in flight together.
 template <class T>
@@ -48,7 +37,7 @@ class PageConsumer {
         state_(state),
         query_(Matrix(shared.warpgroup[warpgroup.index].operands[0])),
         cap_(p.soft_cap * kLog2E),
-        inverse_cap_(T::kSoftCap ? 1.0f / (p.soft_cap * kLog2E) : 0.0f),
+        cap_rate_(T::kSoftCap ? 2.0f / p.soft_cap : 0.0f),
         next_bias_page_(p.offset != nullptr || (p.shift != nullptr && !T::kSoftCap) ? 0 : INT_MAX) {
     if constexpr (T::kSoftCap) {
 #pragma unroll
@@ -67,28 +56,54 @@ class PageConsumer {
     Finish(0, factor);
     Pack();
     if (warpgroup_.index == 1 && steps > 1) warpgroup_.PassTensorCores(block_);
+    constexpr int kUnrolled = U::kUnrolls ? U::kBuffers : 1;
 #pragma unroll 1
-    for (int step = 0; step < steps - 1; ++step) {
-      FollowBias(step + 1);
-      warpgroup_.WaitForTensorCores(block_);
-      StartScores(step + 1);
-      StartValues(step);
-      if (warpgroup_.index == 0 || step < steps - 2) warpgroup_.PassTensorCores(block_);
-      ptx::WaitOlderWgmma<1>();
-      const bool moved = Finish(step + 1, factor);
-      ptx::WaitWgmma();
-      state_.out.TakeResults();
-      ArriveStep(barriers_.values_free, step);
-      if (__builtin_expect(moved, 0)) state_.out.Scale(factor);
-      Pack();
+    for (int first = 0; first < steps - 1; first += kUnrolled) {
+#pragma unroll
+      for (int i = 0; i < kUnrolled; ++i) {
+        if (i > 0 && first + i >= steps - 1) break;
+        Advance(first + i, steps);
+      }
     }
     StartValues(steps - 1);
     ptx::WaitWgmma();
-    state_.out.TakeResults();
+    TakeValues();
+    // Each of the four lanes of a row has the sum over all of the row's tokens.
+    if constexpr (U::kSumsByMma) {
+#pragma unroll
+      for (int a = 0; a < 2; ++a) state_.sum[a] += 0.25f * sum_[0][2 * a];
+    }
     return exponent_;
   }
 
  private:
+  // Adds the values of `step` while it computes the probabilities of the next one.
+  __device__ __forceinline__ void Advance(int step, int steps) {
+    float factor[2];
+    FollowBias(step + 1);
+    warpgroup_.WaitForTensorCores(block_);
+    StartScores(step + 1);
+    StartValues(step);
+    if (warpgroup_.index == 0 || step < steps - 2) warpgroup_.PassTensorCores(block_);
+    ptx::WaitOlderWgmma<1>();
+    const bool moved = Finish(step + 1, factor);
+    ptx::WaitWgmma();
+    TakeValues();
+    ArriveStep(barriers_.values_free, step);
+    if (__builtin_expect(moved, 0)) {
+      state_.out.Scale(factor);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum_[0][i] *= factor[i / 2];
+    }
+    Pack();
+  }
+
+  // Takes the results of StartValues.
+  __device__ __forceinline__ void TakeValues() {
+    state_.out.TakeResults();
+    if constexpr (U::kSumsByMma) ptx::TakeWgmmaResults(sum_);
+  }
+
   // acc = q' times the step's codes, per group.
   __device__ __forceinline__ void StartScores(int step) {
     WaitStep(barriers_.keys, step);
@@ -137,6 +152,9 @@ class PageConsumer {
         ptx::WgmmaF16<U::kPartTiles>(state_.out.part[part], packed_[k],
                                      values + k / 4 * kTile + part * kPart + k % 4 * 2);
       }
+      if constexpr (U::kSumsByMma) {
+        ptx::WgmmaF16<1>(sum_, packed_[k], ptx::PlainMatrix(ptx::SharedAddress(shared_.ones)));
+      }
     }
     ptx::CommitWgmma();
   }
@@ -149,30 +167,7 @@ class PageConsumer {
     }
   }
 
-  // Returns whether all logits of a step are small enough for SmallCapped, by bounds: they need not
-  // be computed for that.
-  __device__ __forceinline__ bool SmallLogits(int step) const {
-    const float4 factor = shared_.key_factor[step % U::kBuffers];
-    float most[2] = {}, bias = 0.0f;  // independent chains
-#pragma unroll
-    for (int n = 0; n < kTokenTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) most[i % 2] = fmaxf(most[i % 2], fabsf(acc_[0][n][i]));
-    }
-#pragma unroll
-    for (int t = 0; t < U::kStepTiles; ++t) {
-#pragma unroll
-      for (int a = 0; a < 2; ++a) {
-        bias = fmaxf(bias, fabsf(shared_.warpgroup[warpgroup_.index].bias[t][warpgroup_.Query(a)]));
-      }
-    }
-    const float bound = fmaf(fmaxf(most[0], most[1]),
-                             fmaxf(fmaxf(factor.x, factor.y), fmaxf(factor.z, factor.w)), bias);
-    return __all_sync(~0u, bound * inverse_cap_ <= kSmallTanh);
-  }
-
-  // The logits of a step, for ComputeProbabilities. kSmall: logits are small (SmallLogits).
-  template <bool kSmall>
+  // The logits of a step, for ComputeProbabilities.
   struct StepLogits {
     PageConsumer& consumer;
     const int step;
@@ -190,7 +185,7 @@ class PageConsumer {
                       .bias[tile][consumer.warpgroup_.Query(a)];
         base[a] = consumer.state_.minus_running_max[a];
         if constexpr (T::kSoftCap) {
-          base[a] += (kSmall ? 0.0f : consumer.cap_) - consumer.shift_[a];
+          base[a] += consumer.cap_ - consumer.shift_[a];
         } else {
           bias[a] += base[a];
         }
@@ -218,11 +213,9 @@ class PageConsumer {
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if constexpr (T::kSoftCap && kSmall) {
-          x[i] = SmallCapped(x[i], consumer.inverse_cap_) + base[i / 2];
-        } else if constexpr (T::kSoftCap) {
+        if constexpr (T::kSoftCap) {
           // cap tanh(x / cap) = cap - 2 cap / (1 + e^(2 x / cap))
-          const float power = ptx::Exp2(x[i] * (2.0f * kLog2E * consumer.inverse_cap_));
+          const float power = ptx::Exp2(x[i] * consumer.cap_rate_);
           x[i] = fmaf(-2.0f * consumer.cap_, ptx::Reciprocal(1.0f + power), base[i / 2]);
         }
         consumer.acc_[0][n][i] = x[i];
@@ -249,18 +242,12 @@ class PageConsumer {
   __device__ __forceinline__ bool Finish(int step, float (&factor)[2]) {
 #pragma unroll
     for (int y = 0; y < kAccumulators; ++y) ptx::TakeWgmmaResults(acc_[y]);
-    if constexpr (T::kSoftCap) {
-      if (__builtin_expect(SmallLogits(step), 1)) {
-        return ComputeProbabilities<!T::kExact>(acc_[0], StepLogits<true>{*this, step}, state_,
-                                                factor);
-      }
-    }
-    return ComputeProbabilities<!T::kExact>(acc_[0], StepLogits<false>{*this, step}, state_,
-                                            factor);
+    return ComputeProbabilities < !T::kExact &&
+           !U::kSumsByMma > (acc_[0], StepLogits{*this, step}, state_, factor);
   }
 
-  // Packs the probabilities as operands. If kExact, the softmax sum adds the rounded probabilities,
-  // so a token that holds nearly all of a row has no rounding error.
+  // Packs the probabilities as operands. If kExact or kSumsByMma, the softmax sum adds the rounded
+  // probabilities, so a token that holds nearly all of a row has no rounding error.
   __device__ __forceinline__ void Pack() {
 #pragma unroll
     for (int k = 0; k < kTokenTiles / 2; ++k) {
@@ -326,10 +313,13 @@ class PageConsumer {
   const Warpgroup& warpgroup_;
   WgmmaState<T>& state_;
   const uint64_t query_;
-  const float cap_, inverse_cap_;  // the cap and its inverse, log2 units
-  float shift_[2] = {};            // shifts of the lane's query rows, if kSoftCap
+  const float cap_, cap_rate_;  // the cap in log2 units; 2 / cap in nats
+  float shift_[2] = {};         // shifts of the lane's query rows, if kSoftCap
   float acc_[kAccumulators][kTokenTiles][4];
   uint32_t packed_[kTokenTiles / 2][4];
+  // Sums of the rounded probabilities of the lane's rows over all four lanes' tokens, if
+  // kSumsByMma.
+  float sum_[1][4] = {};
   int exponent_ = 0;
   int next_bias_page_;  // first page of the next position block
   // whether the last tile of the previous step, but not its first, began a position block
@@ -346,6 +336,11 @@ __device__ __forceinline__ void AttendPagesByWgmma(const PrefillAttentionParams&
                                                    const Warpgroup& warpgroup,
                                                    WgmmaState<T>& state) {
   float query_sum[T::kGroups][2];
+  if constexpr (WarpgroupTraits<T>::kSumsByMma) {
+    constexpr uint32_t kOnes = 0x3c003c00;
+    if (threadIdx.x < 16) shared.ones[threadIdx.x] = make_uint4(kOnes, kOnes, kOnes, kOnes);
+    ptx::FenceCopyEngine();
+  }
   PrepareWarpgroupQuery<T>(p, block, shared, warpgroup, query_sum);
   ptx::FenceCopyEngine();
   SignalProducers<T>();

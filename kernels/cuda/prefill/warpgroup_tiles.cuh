@@ -10,7 +10,7 @@
 // K and V together; all eight producer warps read them.
 //
 // A slot is filled by TileCopier, which arrives on its full barrier through the bulk copies; each
-// producer warp waits for that, reads its part and arrives on the slot's free barrier.
+// producer thread waits for that, reads its part and arrives on the slot's free barrier.
 namespace crumb::kernels::cuda::prefill {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -44,10 +44,10 @@ class TileReader {
     pages_ -= U::kStepTiles;
   }
 
-  // Releases the tiles of the last Wait. Every lane of the warp calls it after its last read.
+  // Releases the tiles of the last Wait. Every lane of the warp calls it after its last read and
+  // arrives for itself.
   __device__ __forceinline__ void Release() {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::Arrive(free_ + 8 * slot_, 1);
+    ptx::Arrive(free_ + 8 * slot_, 1);
     if (++slot_ == U::kSlots) {
       slot_ = 0;
       parity_ ^= 1;
