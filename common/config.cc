@@ -57,51 +57,11 @@ std::string NearestKey(const std::set<std::string>& known, const std::string& ke
   return nearest;
 }
 
-struct Unit {
-  const char* name;
-  int64_t factor;
-};
-
-constexpr Unit kByteUnits[] = {{"TiB", int64_t{1} << 40},
-                               {"GiB", int64_t{1} << 30},
-                               {"MiB", int64_t{1} << 20},
-                               {"KiB", int64_t{1} << 10},
-                               {"B", 1}};
-constexpr Unit kTimeUnits[] = {
-    {"h", 3'600'000'000'000}, {"m", 60'000'000'000}, {"s", 1'000'000'000},
-    {"ms", 1'000'000},        {"us", 1'000},         {"ns", 1}};
-
-// The number that `text` is as a whole.
+// Sets `value` to the number in `text`, which must have no other characters.
 template <typename T>
 bool ParseNumber(std::string_view text, T& value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   return error == std::errc() && end == text.data() + text.size();
-}
-
-// Splits "12ms" into number and unit. An empty unit counts as `bare` (0: only for the number 0).
-bool ParseWithUnit(std::string_view text, std::span<const Unit> units, int64_t bare,
-                   int64_t& value) {
-  const size_t digits = text.find_first_not_of("0123456789");
-  const std::string_view number = text.substr(0, digits);
-  const std::string_view unit = digits == std::string_view::npos ? "" : text.substr(digits);
-  int64_t amount = 0;
-  if (!ParseNumber(number, amount)) return false;
-  int64_t factor = amount == 0 && bare == 0 ? 1 : bare;
-  if (!unit.empty()) {
-    factor = 0;
-    for (const Unit& candidate : units) {
-      if (unit == candidate.name) factor = candidate.factor;
-    }
-  }
-  return factor != 0 && !__builtin_mul_overflow(amount, factor, &value);
-}
-
-std::string FormatWithUnit(int64_t value, std::span<const Unit> units) {
-  if (value == 0) return "0";
-  for (const Unit& unit : units) {
-    if (value % unit.factor == 0) return fmt::format("{}{}", value / unit.factor, unit.name);
-  }
-  return std::to_string(value);
 }
 
 // A scalar that a YAML reader takes for this very text.
@@ -367,35 +327,6 @@ std::vector<std::string> ConfigKeys(const std::function<void(ConfigVisitor&)>& v
   KeyLister lister;
   visit(lister);
   return lister.Take();
-}
-
-absl::StatusOr<ByteSize> ParseByteSize(const std::string& text) {
-  int64_t value = 0;
-  if (!ParseWithUnit(text, kByteUnits, 1, value)) {
-    return absl::InvalidArgumentError("'" + text + "' is no number of bytes such as 64GiB");
-  }
-  return ByteSize{static_cast<uint64_t>(value)};
-}
-
-std::string FormatByteSize(ByteSize size) {
-  if (size.value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-    return std::to_string(size.value);
-  }
-  const auto value = static_cast<int64_t>(size.value);
-  return value % 1024 == 0 ? FormatWithUnit(value, kByteUnits) : std::to_string(value);
-}
-
-absl::StatusOr<Duration> ParseDuration(const std::string& text) {
-  int64_t nanoseconds = 0;
-  if (!ParseWithUnit(text, kTimeUnits, 0, nanoseconds)) {
-    return absl::InvalidArgumentError("'" + text + "' is no duration such as 5ms");
-  }
-  return std::chrono::duration_cast<Duration>(std::chrono::nanoseconds(nanoseconds));
-}
-
-std::string FormatDuration(Duration duration) {
-  return FormatWithUnit(std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count(),
-                        kTimeUnits);
 }
 
 }  // namespace crumb

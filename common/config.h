@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "common/config_visitor.h"
 
 // YAML <-> option structs.
@@ -18,7 +17,7 @@ namespace crumb {
 absl::Status ReadConfig(const std::string& source, const std::string& text,
                         const std::function<void(ConfigVisitor&)>& visit);
 
-// The same from a file.
+// Reads the file at `path` as ReadConfig does. kNotFound: the file cannot be read.
 absl::Status ReadConfigFile(const std::string& path,
                             const std::function<void(ConfigVisitor&)>& visit);
 
@@ -27,13 +26,5 @@ std::string PrintConfig(const std::function<void(ConfigVisitor&)>& visit, bool c
 
 // Dotted names of every field, in order: `store.host.bytes_max`.
 std::vector<std::string> ConfigKeys(const std::function<void(ConfigVisitor&)>& visit);
-
-// "64GiB" -> bytes; a bare number is bytes. kInvalidArgument otherwise.
-absl::StatusOr<ByteSize> ParseByteSize(const std::string& text);
-std::string FormatByteSize(ByteSize size);
-
-// "5ms" -> duration; a unit is required but for 0.
-absl::StatusOr<Duration> ParseDuration(const std::string& text);
-std::string FormatDuration(Duration duration);
 
 }  // namespace crumb

@@ -95,9 +95,6 @@ struct Limits {
   void VisitCalls(ConfigVisitor& visitor);
   void VisitEventsAndKeyspaces(ConfigVisitor& visitor);
   void VisitConnections(ConfigVisitor& visitor);
-  absl::Status CheckCalls() const;
-  absl::Status CheckEventsAndKeyspaces() const;
-  absl::Status CheckConnections() const;
 };
 
 }  // namespace crumb::server

@@ -16,9 +16,10 @@ void TlsOptions::Visit(ConfigVisitor& visitor) {
                 "make the calls between crumbds. Empty: certificates are checked against "
                 "addresses, and every caller may make these calls.");
   visitor.Field("reload_interval", reload_interval,
+                {.least = std::chrono::seconds(1), .most = std::chrono::hours(24)},
                 "Time between looks at the files; new ones serve the next connections. Whole "
                 "seconds.");
-  visitor.Field("expiry_warning", expiry_warning,
+  visitor.Field("expiry_warning", expiry_warning, {.most = std::chrono::hours(24 * 3650)},
                 "A certificate that ends sooner is logged, once a day.");
 }
 
@@ -33,13 +34,7 @@ absl::Status TlsOptions::Validate() const {
   if (!peer_name.empty() && client_ca_file.empty()) {
     return wrong("listen.tls.peer_name needs listen.tls.client_ca_file");
   }
-  if (reload_interval < std::chrono::seconds(1) || reload_interval > std::chrono::hours(24)) {
-    return wrong("listen.tls.reload_interval must be from 1s to 24h");
-  }
-  if (expiry_warning < Duration::zero() || expiry_warning > std::chrono::hours(24 * 3650)) {
-    return wrong("listen.tls.expiry_warning must be from 0 to 87600h");
-  }
-  return absl::OkStatus();
+  return CheckValues("listen.tls", *this);
 }
 
 std::vector<CertificateWatch::Certificate> TlsOptions::Certificates() const {

@@ -2,8 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/cluster/cluster_options.h"
 
-#include <tuple>
-
 #include "common/status_macros.h"
 
 namespace crumb::server {
@@ -17,27 +15,8 @@ constexpr int64_t kPushPagesMin = 1024;
 constexpr int64_t kNodesMax = 65'536;
 // The shortest time that an etcd lease can be granted for, and that a watch can react to.
 constexpr Duration kTtlMin = std::chrono::seconds(1);
+constexpr Duration kTimeMin = std::chrono::milliseconds(1);
 constexpr double kWeightMax = 1e6;
-
-struct Count {
-  const char* key;
-  int64_t value;
-  int64_t most;
-};
-
-absl::Status CheckCount(const Count& count) {
-  if (count.value >= 1 && count.value <= count.most) return absl::OkStatus();
-  return absl::InvalidArgumentError(std::string("cluster.") + count.key + " is " +
-                                    std::to_string(count.value) + ", must be from 1 to " +
-                                    std::to_string(count.most));
-}
-
-absl::Status CheckPositive(const char* key, Duration value, Duration least) {
-  if (value >= least) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      std::string("cluster.") + key + " must be at least " +
-      std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(least).count()) + "ms");
-}
 
 }  // namespace
 
@@ -64,126 +43,87 @@ void ClusterOptions::VisitMembership(ConfigVisitor& visitor) {
                 "Name of the machine: no run has two replicas on one. Empty: the system's name.");
   visitor.Field("zone", zone, "Replicas go to distinct zones where there are some.");
   visitor.Field("weight", weight, "Share of the runs that this node is home of.");
-  visitor.Field("replicas", replicas, "Homes of each run.");
-  visitor.Field("lookup_deadline", lookup_deadline,
+  visitor.Field("replicas", replicas, {.least = 1, .most = kReplicasMax}, "Homes of each run.");
+  visitor.Field("lookup_deadline", lookup_deadline, {.least = kTimeMin},
                 "Longest time that a request waits for other nodes.");
-  visitor.Field("rpc_deadline", rpc_deadline,
+  visitor.Field("rpc_deadline", rpc_deadline, {.least = kTimeMin},
                 "Deadline of calls to etcd, and of calls to nodes "
                 "that no request waits for.");
-  visitor.Field("heartbeat", heartbeat, "Between two hellos to a node of the static list.");
-  visitor.Field("node_ttl", node_ttl,
+  visitor.Field("heartbeat", heartbeat, {.least = kTimeMin},
+                "Between two hellos to a node of the static list.");
+  visitor.Field("node_ttl", node_ttl, {.least = kTtlMin},
                 "A silent node leaves the view after this time; the etcd lease's time.");
-  visitor.Field("start_deadline", start_deadline,
+  visitor.Field("start_deadline", start_deadline, {.least = kTimeMin},
                 "Longest time that a start waits for the drops of other nodes, and after which a "
                 "node that responds without its records makes pages withheld.");
   visitor.Field("serve_unsynced", serve_unsynced,
                 "Serve pages from before the start although neither another node nor etcd has "
                 "sent the drops of the time in between.");
-  visitor.Field("nodes_max", nodes_max, "Nodes of a view; more are refused.");
-  visitor.Field("connect_ahead", connect_ahead,
+  visitor.Field("nodes_max", nodes_max, {.least = 1, .most = kNodesMax},
+                "Nodes of a view; more are refused.");
+  visitor.Field("connect_ahead", connect_ahead, {.most = kNodesMax},
                 "While there are at most so many other nodes, each is connected to when it joins; "
                 "else at the first request.");
 }
 
 void ClusterOptions::VisitTransfers(ConfigVisitor& visitor) {
-  visitor.Field("pulls_max", pulls_max,
+  visitor.Field("pulls_max", pulls_max, {.least = 1, .most = kCountMax},
                 "Requests that fetch from other nodes at once; more are misses.");
-  visitor.Field("pulls_per_tenant_max", pulls_per_tenant_max,
+  visitor.Field("pulls_per_tenant_max", pulls_per_tenant_max, {.least = 1, .most = kCountMax},
                 "Part of pulls_max for keyspaces of one tenant.");
-  visitor.Field("pull_queue", pull_queue, "Steps of fetches waiting for a thread.");
-  visitor.Field("pull_threads", pull_threads, "Threads that make fetched pages visible.");
-  visitor.Field("push", push,
+  visitor.Field("pull_queue", pull_queue, {.least = 1, .most = kCountMax},
+                "Steps of fetches waiting for a thread.");
+  visitor.Field("pull_threads", pull_threads, {.least = 1, .most = kThreadsMax},
+                "Threads that make fetched pages visible.");
+  visitor.Field("push", push, {"always", "reused"},
                 "Policy for copies of committed pages at their homes: always, or reused: none, "
                 "homes refer readers to the nodes that have them.");
-  visitor.Field("push_queue_pages", push_queue_pages,
+  visitor.Field("push_queue_pages", push_queue_pages, {.least = 1, .most = kCountMax},
                 "Pages waiting to be offered to their homes; more are dropped.");
-  visitor.Field("push_batch_pages", push_batch_pages, "Pages offered in one call.");
-  visitor.Field("pushes_max", pushes_max, "Offers to one node at once.");
-  visitor.Field("push_deadline", push_deadline, "Time for a home to fetch offered pages.");
-  visitor.Field("push_attempts", push_attempts,
+  visitor.Field("push_batch_pages", push_batch_pages, {.least = 1, .most = 1024},
+                "Pages offered in one call.");
+  visitor.Field("pushes_max", pushes_max, {.least = 1, .most = 64}, "Offers to one node at once.");
+  visitor.Field("push_deadline", push_deadline, {.least = kTimeMin},
+                "Time for a home to fetch offered pages.");
+  visitor.Field("push_attempts", push_attempts, {.least = 1, .most = 100},
                 "Offers of a page to a home; a page that it has not taken then is dropped.");
-  visitor.Field("push_retry", push_retry,
+  visitor.Field("push_retry", push_retry, {.least = kTimeMin},
                 "Pause before the second one; each is twice the one before.");
-  visitor.Field("directory_pages_max", directory_pages_max,
+  visitor.Field("directory_pages_max", directory_pages_max, {.least = 1, .most = kCountMax},
                 "Pages of which this node, as their home, knows the holders; about 350 bytes each. "
                 "crumbd also remembers the run of as many pages, at most 262,144, in 170 bytes "
                 "each.");
   visitor.Field("reoffer_pages_per_second", reoffer_pages_per_second,
+                {.least = 1, .most = kCountMax},
                 "Pages of this node that are offered to new homes, in a second.");
 }
 
 void ClusterOptions::VisitPeerBounds(ConfigVisitor& visitor) {
-  visitor.Field("peer_leases_max", peer_leases_max,
+  visitor.Field("peer_leases_max", peer_leases_max, {.least = 1, .most = kCountMax},
                 "Leases of other nodes at once; further responses have no lease.");
   visitor.Field("peer_leases_per_node_max", peer_leases_per_node_max,
-                "Part of peer_leases_max for one node.");
-  visitor.Field("peer_lease_pages_max", peer_lease_pages_max,
+                {.least = 1, .most = kCountMax}, "Part of peer_leases_max for one node.");
+  visitor.Field("peer_lease_pages_max", peer_lease_pages_max, {.least = 1, .most = kCountMax},
                 "Pages in all leases of one other node.");
-  visitor.Field("peer_reads_max", peer_reads_max,
+  visitor.Field("peer_reads_max", peer_reads_max, {.least = 1, .most = kCountMax},
                 "Fetches of one other node at once, by gRPC and UCX together; more are busy.");
   visitor.Field("peer_push_pages_max", peer_push_pages_max,
+                {.least = kPushPagesMin, .most = kCountMax},
                 "Pages that this node fetches at once because one other node offered them; offers "
                 "of more are made again later.");
-  visitor.Field("peer_lease", peer_lease, "Longest time that another node keeps a lease.");
-  visitor.Field("breaker_failures", breaker_failures,
+  visitor.Field("peer_lease", peer_lease, {.least = kTimeMin},
+                "Longest time that another node keeps a lease.");
+  visitor.Field("breaker_failures", breaker_failures, {.least = 1, .most = 1000},
                 "Failures in a row after which no request is sent to a node for a while.");
-  visitor.Field("breaker_open", breaker_open, "How long none is sent to it then.");
-  visitor.Field("deletions_max", deletions_max,
+  visitor.Field("breaker_open", breaker_open, {.least = kTimeMin},
+                "How long none is sent to it then.");
+  visitor.Field("deletions_max", deletions_max, {.least = 1, .most = 16'384},
                 "Deleted pages of a keyspace that are remembered for nodes that are away; a node "
                 "that was away longer deletes all its pages of the keyspace.");
 }
 
-absl::Status ClusterOptions::CheckCounts() const {
-  for (const Count& count :
-       {Count{"replicas", replicas, kReplicasMax}, Count{"nodes_max", nodes_max, kNodesMax},
-        Count{"pulls_max", pulls_max, kCountMax}, Count{"pull_queue", pull_queue, kCountMax},
-        Count{"pull_threads", pull_threads, kThreadsMax},
-        Count{"push_queue_pages", push_queue_pages, kCountMax},
-        Count{"push_batch_pages", push_batch_pages, 1024}, Count{"pushes_max", pushes_max, 64},
-        Count{"push_attempts", push_attempts, 100},
-        Count{"directory_pages_max", directory_pages_max, kCountMax},
-        Count{"reoffer_pages_per_second", reoffer_pages_per_second, kCountMax},
-        Count{"peer_leases_max", peer_leases_max, kCountMax},
-        Count{"peer_leases_per_node_max", peer_leases_per_node_max, kCountMax},
-        Count{"peer_lease_pages_max", peer_lease_pages_max, kCountMax},
-        Count{"peer_reads_max", peer_reads_max, kCountMax},
-        Count{"pulls_per_tenant_max", pulls_per_tenant_max, kCountMax},
-        Count{"breaker_failures", breaker_failures, 1000},
-        Count{"deletions_max", deletions_max, 16'384}}) {
-    CRUMB_RETURN_IF_ERROR(CheckCount(count));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ClusterOptions::CheckDurations() const {
-  constexpr Duration kLeast = std::chrono::milliseconds(1);
-  for (const auto& [key, value, least] :
-       {std::tuple{"lookup_deadline", lookup_deadline, kLeast},
-        std::tuple{"rpc_deadline", rpc_deadline, kLeast},
-        std::tuple{"heartbeat", heartbeat, kLeast}, std::tuple{"node_ttl", node_ttl, kTtlMin},
-        std::tuple{"start_deadline", start_deadline, kLeast},
-        std::tuple{"push_deadline", push_deadline, kLeast},
-        std::tuple{"push_retry", push_retry, kLeast}, std::tuple{"peer_lease", peer_lease, kLeast},
-        std::tuple{"breaker_open", breaker_open, kLeast}}) {
-    CRUMB_RETURN_IF_ERROR(CheckPositive(key, value, least));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status ClusterOptions::Validate(const std::string& tcp) const {
-  CRUMB_RETURN_IF_ERROR(CheckCounts());
-  CRUMB_RETURN_IF_ERROR(CheckDurations());
-  if (peer_push_pages_max < kPushPagesMin || peer_push_pages_max > kCountMax) {
-    return absl::InvalidArgumentError(
-        "cluster.peer_push_pages_max must be at least 1024, the most that one offer has");
-  }
-  if (push != "always" && push != "reused") {
-    return absl::InvalidArgumentError("unknown cluster.push '" + push +
-                                      "'; known are always, reused");
-  }
-  if (connect_ahead < 0 || connect_ahead > kNodesMax) {
-    return absl::InvalidArgumentError("cluster.connect_ahead must be from 0 to 65536");
-  }
+  CRUMB_RETURN_IF_ERROR(CheckValues("cluster", *this));
   if (!(weight > 0 && weight <= kWeightMax)) {
     return absl::InvalidArgumentError("cluster.weight must be above 0 and at most 1000000");
   }

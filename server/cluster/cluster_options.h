@@ -82,8 +82,6 @@ struct ClusterOptions {
   void VisitMembership(ConfigVisitor& visitor);
   void VisitTransfers(ConfigVisitor& visitor);
   void VisitPeerBounds(ConfigVisitor& visitor);
-  absl::Status CheckCounts() const;
-  absl::Status CheckDurations() const;
   // Checks the settings that only a node in a cluster needs.
   absl::Status CheckEnabled(const std::string& tcp) const;
 };

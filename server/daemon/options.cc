@@ -10,17 +10,21 @@
 
 namespace crumb::server {
 
-void LogOptions::Visit(ConfigVisitor& visitor) {
-  visitor.Field("severity", severity, "debug, info, warning, error or off.");
+namespace {
+
+void VisitStopGrace(ConfigVisitor& visitor, Duration& stop_grace) {
+  visitor.Field("stop_grace", stop_grace, kPositive,
+                "Time for calls in progress, and again for queued writes, when crumbd stops.");
 }
 
-absl::Status LogOptions::Validate() const {
-  for (const char* known : {"debug", "info", "warning", "error", "off"}) {
-    if (severity == known) return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError("log.severity is '" + severity +
-                                    "', must be debug, info, warning, error or off");
+}  // namespace
+
+void LogOptions::Visit(ConfigVisitor& visitor) {
+  visitor.Field("severity", severity, {"debug", "info", "warning", "error", "off"},
+                "debug, info, warning, error or off.");
 }
+
+absl::Status LogOptions::Validate() const { return CheckValues("log", *this); }
 
 Options::Options() { store.ssd.path = "/var/lib/crumb"; }
 
@@ -35,8 +39,7 @@ void Options::Visit(ConfigVisitor& visitor) {
   visitor.Section("cluster", [&] { cluster.Visit(visitor); });
   visitor.Section("transport", [&] { transport.Visit(visitor); });
   visitor.Section("log", [&] { log.Visit(visitor); });
-  visitor.Field("stop_grace", stop_grace,
-                "Time for calls in progress, and again for queued writes, when crumbd stops.");
+  VisitStopGrace(visitor, stop_grace);
 }
 
 void Options::Complete() {
@@ -51,9 +54,7 @@ void Options::Complete() {
 absl::Status Options::Validate() const {
   CRUMB_RETURN_IF_ERROR(listen.Validate());
   CRUMB_RETURN_IF_ERROR(admin.Validate());
-  if (const absl::Status status = store.Validate(); !status.ok()) {
-    return absl::InvalidArgumentError("store: " + std::string(status.message()));
-  }
+  CRUMB_RETURN_IF_ERROR(store.Validate());
   CRUMB_RETURN_IF_ERROR(sessions.Validate());
   CRUMB_RETURN_IF_ERROR(device_pools.Validate());
   CRUMB_RETURN_IF_ERROR(tenants.Validate());
@@ -70,10 +71,8 @@ absl::Status Options::Validate() const {
   }
   CRUMB_RETURN_IF_ERROR(transport.Validate());
   CRUMB_RETURN_IF_ERROR(log.Validate());
-  if (stop_grace <= Duration::zero()) {
-    return absl::InvalidArgumentError("stop_grace must be more than 0");
-  }
-  return absl::OkStatus();
+  return CheckValues(
+      "", [grace = stop_grace](ConfigVisitor& visitor) mutable { VisitStopGrace(visitor, grace); });
 }
 
 absl::Status CheckListeners(const Options& options) {

@@ -177,5 +177,37 @@ TEST(ConfigTest, MissingFileIsNamed) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("/nonexistent/crumbd.yaml"));
 }
 
+// An options struct with a bounded field of each kind.
+struct Bounded {
+  int64_t count = 5;
+  ByteSize bytes{8 << 10};
+  Duration wait = std::chrono::seconds(1);
+  std::string mode = "fast";
+
+  void Visit(ConfigVisitor& visitor) {
+    visitor.Field("count", count, {.least = 1, .most = 10}, "A number.");
+    visitor.Field("bytes", bytes, {.least = 4096}, "Room.");
+    visitor.Field("wait", wait, kPositive, "Time.");
+    visitor.Section("deep", [&] { visitor.Field("mode", mode, {"fast", "slow"}, "A word."); });
+  }
+};
+
+TEST(ConfigTest, ValuesAreCheckedAgainstTheBoundsOfTheirFields) {
+  EXPECT_TRUE(CheckValues("part", Bounded()).ok());
+  for (const int64_t good : {1, 10}) EXPECT_TRUE(CheckValues("", Bounded{.count = good}).ok());
+  EXPECT_TRUE(CheckValues("", Bounded{.bytes{4096}}).ok());
+  const auto error_of = [](const Bounded& options) {
+    const absl::Status status = CheckValues("part", options);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_EQ(error_of({.count = 0}), "part.count is 0, must be from 1 to 10");
+  EXPECT_EQ(error_of({.count = 11}), "part.count is 11, must be from 1 to 10");
+  EXPECT_EQ(error_of({.bytes{4095}}), "part.bytes is 4095, must be at least 4KiB");
+  EXPECT_EQ(error_of({.wait = Duration::zero()}), "part.wait is 0, must be more than 0");
+  EXPECT_EQ(error_of({.mode = "odd"}), "part.deep.mode is 'odd', must be one of fast, slow");
+  EXPECT_EQ(error_of({.count = 0, .mode = "odd"}), "part.count is 0, must be from 1 to 10");
+}
+
 }  // namespace
 }  // namespace crumb

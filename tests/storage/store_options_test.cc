@@ -35,5 +35,13 @@ TEST(StoreOptions, ErrorsNameTheSetting) {
   EXPECT_TRUE(names(error_of([](auto& o) { o.ssd.write_queue_pages_max = 0; }), "write_queue"));
 }
 
+TEST(StoreOptions, ValuesOfTheSsdTierCountOnlyIfItHasAFolder) {
+  StoreOptions options;
+  options.ssd.io_threads = 0;
+  EXPECT_TRUE(options.Validate().ok());
+  options.ssd.path = "/some/folder";
+  EXPECT_EQ(options.Validate().message(), "store.ssd.io_threads is 0, must be from 1 to 256");
+}
+
 }  // namespace
 }  // namespace crumb::storage

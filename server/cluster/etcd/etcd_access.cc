@@ -24,6 +24,7 @@ void EtcdAccess::Visit(ConfigVisitor& visitor) {
   visitor.Field("server_name", server_name,
                 "DNS name that etcd's certificate carries. Empty: the host in cluster.etcd.");
   visitor.Field("reload_interval", reload_interval,
+                {.least = std::chrono::seconds(1), .most = std::chrono::hours(24)},
                 "Time between looks at the files; new ones serve the next connections. Whole "
                 "seconds.");
   visitor.Field("user", user, "etcd's user for this node. Empty: none.");
@@ -46,10 +47,7 @@ absl::Status EtcdAccess::Validate() const {
         "cluster.etcd_access.user and cluster.etcd_access.password_file belong together: set both "
         "or none");
   }
-  if (reload_interval < std::chrono::seconds(1) || reload_interval > std::chrono::hours(24)) {
-    return wrong("cluster.etcd_access.reload_interval must be from 1s to 24h");
-  }
-  return absl::OkStatus();
+  return CheckValues("cluster.etcd_access", *this);
 }
 
 absl::Status EtcdAccess::CheckFiles(std::chrono::system_clock::time_point now) const {

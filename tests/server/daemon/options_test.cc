@@ -71,7 +71,8 @@ TEST(OptionsTest, TheDocumentHoldsEverySetting) {
 TEST(OptionsTest, ErrorsNameKeyAndBound) {
   EXPECT_THAT(Invalid("limits:\n  commit_threads: 0\n"),
               HasSubstr("limits.commit_threads is 0, must be from 1 to 256"));
-  EXPECT_THAT(Invalid("limits:\n  chunk_bytes: 1GiB\n"), HasSubstr("limits.chunk_bytes is 1GiB"));
+  EXPECT_THAT(Invalid("limits:\n  chunk_bytes: 1GiB\n"),
+              HasSubstr("limits.chunk_bytes is 1GiB, must be from 4KiB to 3MiB"));
   EXPECT_THAT(Invalid("limits:\n  wait_max: 0\n"), HasSubstr("limits.wait_max"));
   EXPECT_THAT(Invalid("sessions:\n  sessions_max: -1\n"), HasSubstr("sessions.sessions_max"));
   EXPECT_THAT(Invalid("sessions:\n  allowed_uids: [me]\n"), HasSubstr("'me' is no numeric"));
@@ -92,7 +93,7 @@ TEST(OptionsTest, ErrorsNameKeyAndBound) {
               HasSubstr("a cluster over TLS needs listen.tls.client_ca_file"));
   EXPECT_THAT(Invalid("tenants:\n  tenants_max: 0\n"), HasSubstr("tenants.tenants_max is 0"));
   EXPECT_THAT(Invalid("tenants:\n  shared_memory: some\n"),
-              HasSubstr("unknown tenants.shared_memory 'some'; known are off, own, all"));
+              HasSubstr("tenants.shared_memory is 'some', must be one of off, own, all"));
   EXPECT_THAT(Invalid("tenants:\n  reload_interval: 1ms\n"), HasSubstr("tenants.reload_interval"));
   EXPECT_THAT(Invalid("listen:\n  tcp: 127.0.0.1:0\ntenants:\n  file: /t\n"
                       "cluster:\n  nodes: [\"127.0.0.1:1\"]\n  secret_file: /s\n"),
@@ -103,7 +104,7 @@ TEST(OptionsTest, ErrorsNameKeyAndBound) {
   EXPECT_THAT(Invalid("admin:\n  history_samples_max: 1\n"),
               HasSubstr("admin.history_samples_max is 1, must be from 2"));
   EXPECT_THAT(Invalid("log:\n  severity: loud\n"), HasSubstr("log.severity is 'loud'"));
-  EXPECT_THAT(Invalid("stop_grace: 0\n"), HasSubstr("stop_grace"));
+  EXPECT_THAT(Invalid("stop_grace: 0\n"), HasSubstr("stop_grace is 0, must be more than 0"));
   EXPECT_THAT(Invalid("store:\n  host:\n    policy: none\n"), HasSubstr("none"));
 }
 
