@@ -109,13 +109,27 @@ absl::Status GpuBatch::CheckOutside(const GpuSequence& sequence) const {
   return absl::OkStatus();
 }
 
-absl::Status GpuBatch::CheckEntries(std::span<const PassEntry> entries) const {
+absl::StatusOr<GpuSequence*> GpuBatch::OwnSequence(DeviceSequence* sequence) const {
+  auto* const own = dynamic_cast<GpuSequence*>(sequence);
+  if (own == nullptr || &own->parts != &parts_) {
+    return absl::InvalidArgumentError(
+        "a sequence of another worker: use a batch of the worker that began it");
+  }
+  return own;
+}
+
+absl::StatusOr<std::vector<GpuSequence*>> GpuBatch::CheckEntries(
+    std::span<const PassEntry> entries) const {
   if (entries.empty() || entries.size() > static_cast<size_t>(options_.sequences)) {
     return absl::InvalidArgumentError(std::to_string(entries.size()) + " entries, the batch has " +
                                       std::to_string(options_.sequences) + " places");
   }
+  std::vector<GpuSequence*> sequences;
+  sequences.reserve(entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
-    const auto& sequence = static_cast<const GpuSequence&>(*entries[i].sequence);
+    CRUMB_ASSIGN_OR_RETURN(GpuSequence* const own, OwnSequence(entries[i].sequence));
+    const GpuSequence& sequence = *own;
+    sequences.push_back(own);
     CRUMB_RETURN_IF_ERROR(CheckOutside(sequence));
     for (size_t j = 0; j < i; ++j) {
       if (entries[j].sequence == &sequence) {
@@ -138,13 +152,13 @@ absl::Status GpuBatch::CheckEntries(std::span<const PassEntry> entries) const {
                                         std::to_string(options_.pages) + " pages for a sequence");
     }
   }
-  return absl::OkStatus();
+  return sequences;
 }
 
-absl::StatusOr<GpuBatch::PassSlots> GpuBatch::TakeSlots(std::span<const PassEntry> entries) {
+absl::StatusOr<GpuBatch::PassSlots> GpuBatch::TakeSlots(std::span<GpuSequence* const> sequences) {
   int sinks = 0, rings = 0, pages = 0, bf16_pages = 0;
-  for (const PassEntry& entry : entries) {
-    const auto& sequence = static_cast<const GpuSequence&>(*entry.sequence);
+  for (const GpuSequence* const entry : sequences) {
+    const GpuSequence& sequence = *entry;
     if (sequence.pages.empty() && sequence.open_sink == nullptr) ++sinks;
     if (NeedsRows(sequence)) ++rings;
     (sequence.history_format() == PageFormat::kBf16 ? bf16_pages : pages) += DueWindows(sequence);
@@ -207,14 +221,13 @@ absl::Status GpuBatch::GiveRows(GpuSequence& sequence, std::shared_ptr<const Slo
 }
 
 absl::Status GpuBatch::Prepare(std::span<const PassEntry> entries) {
-  CRUMB_RETURN_IF_ERROR(CheckEntries(entries));
-  CRUMB_ASSIGN_OR_RETURN(PassSlots room, TakeSlots(entries));
+  CRUMB_ASSIGN_OR_RETURN(std::vector<GpuSequence*> sequences, CheckEntries(entries));
+  CRUMB_ASSIGN_OR_RETURN(PassSlots room, TakeSlots(sequences));
   std::vector<DueWindow> now, in_pass;
-  std::vector<GpuSequence*> sequences;
   auto int2_page = room.pages.begin(), bf16_page = room.bf16_pages.begin();
   auto sink = room.sinks.begin();
-  for (const PassEntry& entry : entries) {
-    auto& sequence = static_cast<GpuSequence&>(*entry.sequence);
+  for (GpuSequence* const entry : sequences) {
+    GpuSequence& sequence = *entry;
     CRUMB_RETURN_IF_ERROR(Join(sequence));
     if (sequence.pages.empty() && sequence.open_sink == nullptr) {
       sequence.open_sink = parts_.geometry.NewPage(PageFormat::kBf16, *sink++);
@@ -225,7 +238,6 @@ absl::Status GpuBatch::Prepare(std::span<const PassEntry> entries) {
     for (int due = DueWindows(sequence); due-- > 0;) {
       (at_once ? now : in_pass).push_back({&sequence, *(bf16 ? bf16_page : int2_page)++});
     }
-    sequences.push_back(&sequence);
   }
   CRUMB_RETURN_IF_ERROR(evictor_->EvictNow(now));
   CRUMB_ASSIGN_OR_RETURN(pass_, timeline_->BeginPass());
@@ -397,7 +409,8 @@ absl::Status GpuBatch::Advance(std::span<const std::span<const int32_t>> tokens)
 }
 
 absl::StatusOr<std::unique_ptr<DeviceSequence>> GpuBatch::Fork(DeviceSequence& base) {
-  auto& origin = static_cast<GpuSequence&>(base);
+  CRUMB_ASSIGN_OR_RETURN(GpuSequence* const own, OwnSequence(&base));
+  GpuSequence& origin = *own;
   CRUMB_RETURN_IF_ERROR(CheckOutside(origin));
   if (origin.rows != nullptr && origin.prompt_rows != prompt()) {
     return absl::FailedPreconditionError("fork in a batch of the kind of the last pass");
@@ -433,7 +446,8 @@ absl::StatusOr<std::unique_ptr<DeviceSequence>> GpuBatch::Fork(DeviceSequence& b
 }
 
 absl::Status GpuBatch::Finish(DeviceSequence& base) {
-  auto& sequence = static_cast<GpuSequence&>(base);
+  CRUMB_ASSIGN_OR_RETURN(GpuSequence* const own, OwnSequence(&base));
+  GpuSequence& sequence = *own;
   CRUMB_RETURN_IF_ERROR(CheckOutside(sequence));
   sequence.finished = true;
   if (const int page = sequence.DamagedPage(); page >= 0) {

@@ -52,7 +52,10 @@ class GpuBatch final : public DeviceBatch {
   kernels::cuda::PrefillShape PrefillShape() const;
   bool prompt() const { return options_.kind == PassKind::kPrompt; }
 
-  absl::Status CheckEntries(std::span<const PassEntry> entries) const;
+  // Returns the sequence as this worker's type. kInvalidArgument: it belongs to another worker.
+  absl::StatusOr<GpuSequence*> OwnSequence(DeviceSequence* sequence) const;
+  // Returns the sequences of the entries if a pass over them can be prepared.
+  absl::StatusOr<std::vector<GpuSequence*>> CheckEntries(std::span<const PassEntry> entries) const;
   absl::Status CheckOutside(const GpuSequence& sequence) const;
   // Returns the page index behind the last window that is evicted before the pass.
   int DueEnd(const GpuSequence& sequence) const;
@@ -62,7 +65,7 @@ class GpuBatch final : public DeviceBatch {
   bool NeedsRows(const GpuSequence& sequence) const {
     return sequence.rows == nullptr || sequence.prompt_rows != prompt();
   }
-  absl::StatusOr<PassSlots> TakeSlots(std::span<const PassEntry> entries);
+  absl::StatusOr<PassSlots> TakeSlots(std::span<GpuSequence* const> sequences);
   absl::Status Join(GpuSequence& sequence);
   absl::Status GiveRows(GpuSequence& sequence, std::shared_ptr<const SlotRef> rows);
   absl::Status CopyRange(const GpuSequence& from, DeviceAddress to, int begin, int end);

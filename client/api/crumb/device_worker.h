@@ -88,8 +88,8 @@ class DeviceBatch {
 
   // Sequence i of the pass occupies row i. Rows behind the last entry are padding: the kernels read
   // their q, k and v without using them and do not write their `out`. kInvalidArgument: too many
-  // entries, a sequence twice or of the wrong kind, or tokens out of range. kResourceExhausted:
-  // there is no room for pages or rows in device memory; nothing has changed, so end or finish
+  // entries, a sequence twice, of the wrong kind or of another worker, or tokens out of range.
+  // kResourceExhausted: no room for pages or rows in device memory; nothing has changed, so end
   // other sequences first. kFailedPrecondition: a pass is under way, or a sequence was finished.
   virtual absl::Status Prepare(std::span<const PassEntry> entries) = 0;
 

@@ -242,6 +242,22 @@ TEST(DeviceWorkerTest, RefusesWhatItDoesNotServe) {
   EXPECT_EQ(sequence->length(), 0);
 }
 
+TEST(DeviceWorkerTest, RefusesSequencesOfAnotherWorker) {
+  SimulatedDevice device(0);
+  const auto worker = OpenDeviceWorker(PairOptions(), nullptr, device);
+  const auto other = OpenDeviceWorker(PairOptions(), nullptr, device);
+  const SequenceModel model(PairOptions(), RandomTokens(700, 3));
+  DeviceRun prompts(device, *worker, {.kind = PassKind::kPrompt, .tokens = 100});
+  const auto foreign = BeginOn(*other, model.prompt(600));
+  const PassEntry entry = {foreign.get(), 10};
+  for (const absl::Status& status :
+       {prompts.batch().Prepare(std::span(&entry, 1)), prompts.batch().Fork(*foreign).status(),
+        prompts.batch().Finish(*foreign)}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("another worker"));
+  }
+}
+
 TEST(DeviceWorkerTest, RotationsWithMeansFeedbackAndShifts) {
   WorkerOptions options = PairOptions();
   std::mt19937 random(5);
