@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "client/c_api/blocks.h"
+#include "client/c_api/core_table.h"
 
 #include <algorithm>
 #include <cstring>
@@ -180,7 +180,7 @@ crumb_code TransferUseBlocks(crumb_transfer* transfer, const crumb_block_cache* 
     for (uint32_t i = 0; i < cache.layers; ++i) {
       const auto* pool = reinterpret_cast<const crumb_block_pool*>(at);
       view.layers.push_back(PoolOf(Known(pool)));
-      at += pool->size;  // as the caller's header has it
+      at += pool->size;  // the struct's size in the caller's version of the header
     }
     return transfer->transfer->UseBlocks(std::move(view));
   });

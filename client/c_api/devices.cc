@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "client/c_api/devices.h"
+#include "client/c_api/core_table.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "client/c_api/pages.h"
+#include "client/c_api/core_table.h"
 
 #include <algorithm>
 #include <vector>
@@ -30,7 +30,7 @@ std::vector<PageKey> KeysOf(const uint8_t* bytes, size_t pages) {
   return keys;
 }
 
-void Answer(client::MissReason reason, crumb_miss* out) {
+void SetMiss(client::MissReason reason, crumb_miss* out) {
   if (out != nullptr) *out = static_cast<crumb_miss>(reason);
 }
 
@@ -196,7 +196,7 @@ crumb_code Lookup(crumb_client* client, const uint8_t* keyspace, const uint8_t* 
     for (size_t i = 0; tiers != nullptr && i < found.page_tiers.size(); ++i) {
       tiers[i] = static_cast<int32_t>(found.page_tiers[i]);
     }
-    Answer(found.miss_reason, reason);
+    SetMiss(found.miss_reason, reason);
     return absl::OkStatus();
   });
 }
@@ -217,7 +217,7 @@ crumb_code Get(crumb_client* client, const uint8_t* keyspace, const uint8_t* key
                                          ? absl::OkStatus()
                                          : absl::AbortedError("the receiver ended the get");
                             }));
-    Answer(missed, reason);
+    SetMiss(missed, reason);
     return absl::OkStatus();
   });
 }

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "client/c_api/sequences.h"
+#include "client/c_api/core_table.h"
 
 #include "client/c_api/handles.h"
 #include "client/c_api/options.h"
@@ -9,11 +9,8 @@
 #include "kernels/tile.h"
 
 namespace crumb::c_api {
-namespace {
 
 using kernels::Bf16;
-
-}  // namespace
 
 crumb_code WorkerOpen(crumb_client* client, const crumb_worker_options* options,
                       crumb_worker** out) {

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
 
+#include "client/c_api/core_table.h"
 #include "client/c_api/handles.h"
-#include "client/c_api/pages.h"
 #include "common/status_macros.h"
 #include "crumb/cache_stats.h"
 #include "fmt/format.h"
