@@ -12,7 +12,7 @@
 #include "bench/kernels/random_data.h"
 #include "kernels/bf16.h"
 #include "kernels/cuda/evict/evict.h"
-#include "kernels/cuda/pages/fetch.h"
+#include "kernels/cuda/pages/pages.h"
 #include "kernels/quantize.h"
 
 namespace crumb::bench {

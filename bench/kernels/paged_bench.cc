@@ -10,8 +10,7 @@
 #include "bench/kernels/device_rates.h"
 #include "bench/kernels/random_data.h"
 #include "kernels/bf16.h"
-#include "kernels/cuda/pages/append.h"
-#include "kernels/cuda/pages/paged_kv.h"
+#include "kernels/cuda/pages/pages.h"
 #include "kernels/quantize.h"
 
 namespace crumb::bench {

@@ -10,10 +10,7 @@
 #include "kernels/cuda/decode/decode_attention.h"
 #include "kernels/cuda/evict/constants.h"
 #include "kernels/cuda/evict/evict.h"
-#include "kernels/cuda/pages/append.h"
-#include "kernels/cuda/pages/fetch.h"
-#include "kernels/cuda/pages/paged_kv.h"
-#include "kernels/cuda/pages/query_offsets.h"
+#include "kernels/cuda/pages/pages.h"
 #include "kernels/cuda/prefill/prefill_attention.h"
 
 namespace crumb::client {

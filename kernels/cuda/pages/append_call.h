@@ -7,7 +7,7 @@
 #include "kernels/cuda/common/attention_inputs.h"
 #include "kernels/cuda/decode/decode_call.h"
 
-// Arguments of AppendRows (append.h). This header is plain data and needs no CUDA header. All
+// Arguments of AppendRows (pages.h). This header is plain data and needs no CUDA header. All
 // pointers are device pointers.
 namespace crumb::kernels::cuda {
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-// Arguments of FetchTiles (fetch.h). This header is plain data and needs no CUDA header. All
+// Arguments of FetchTiles (pages.h). This header is plain data and needs no CUDA header. All
 // pointers are device pointers.
 namespace crumb::kernels::cuda {
 

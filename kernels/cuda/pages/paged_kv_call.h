@@ -7,7 +7,7 @@
 #include "kernels/cuda/evict/evict_call.h"
 #include "kernels/tile.h"
 
-// Arguments of DequantizePages and QuantizeFromPages (paged_kv.h). This header is plain data and
+// Arguments of DequantizePages and QuantizeFromPages (pages.h). This header is plain data and
 // needs no CUDA header. All pointers are device pointers.
 namespace crumb::kernels::cuda {
 

@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/common/device_limits.h"
 #include "kernels/cuda/common/ptx.cuh"
-#include "kernels/cuda/pages/paged_kv.h"
+#include "kernels/cuda/pages/pages.h"
 
 // Quantize-from: a kernel gathers the rows of an engine's pages into a scratch ring, and
 // EvictWindows quantizes that ring.
@@ -18,7 +18,7 @@ constexpr int kGatherThreads = 256;
 // Layout of the workspace: ring_address, ring_begin, then rows [window, layer, head, K or V, token,
 // head_dim].
 struct GatherLayout {
-  size_t begin_offset;  // where ring_begin lies
+  size_t begin_offset;  // offset of ring_begin
   size_t rows_offset;
   size_t bytes;
   int64_t part_stride, head_stride, layer_stride, window_stride;  // bytes

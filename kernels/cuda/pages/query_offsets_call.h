@@ -6,7 +6,7 @@
 
 #include "kernels/tile.h"
 
-// Arguments of QueryOffsets (query_offsets.h). This header is plain data and needs no CUDA header.
+// Arguments of QueryOffsets (pages.h). This header is plain data and needs no CUDA header.
 // All pointers are device pointers.
 namespace crumb::kernels::cuda {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/common/device_limits.h"
-#include "kernels/cuda/pages/paged_kv.h"
+#include "kernels/cuda/pages/pages.h"
 
 // Scatter: rows of BF16 tiles are copied into an engine's blocks, the inverse of quantize-from's
 // gather.
