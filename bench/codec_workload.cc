@@ -247,6 +247,7 @@ CodecRow TileRow(const CodecOptions& options, CpuIsa isa, const char* operation,
                  double read_gb_per_s, const std::function<void()>& work) {
   constexpr int kTiles = 64;
   std::vector<double> seconds;
+  seconds.reserve(static_cast<size_t>(options.rounds));
   for (int round = 0; round < options.rounds; ++round) {
     seconds.push_back(Seconds([&] {
                         for (int i = 0; i < kTiles; ++i) work();

@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 #include <memory>
 #include <set>
 #include <tuple>
@@ -204,6 +205,7 @@ absl::StatusOr<std::unique_ptr<EvictionPolicy>> MakeReplayPolicy(const BlockTrac
 
 std::vector<std::string> ReplayModelNames() {
   std::vector<std::string> names;
+  names.reserve(std::size(kModels));
   for (const ModelGeometry& model : kModels) names.emplace_back(model.name);
   return names;
 }

@@ -183,14 +183,15 @@ absl::Status GrpcPlane::Put(size_t first, size_t count) {
 
 absl::Status GrpcPlane::Get(size_t first, size_t count) {
   std::vector<PageKey> keys;
+  keys.reserve(count);
   for (size_t page = first; page < first + count; ++page) keys.push_back(fragments_.Key(page));
   size_t complete = 0;
-  CRUMB_ASSIGN_OR_RETURN(
-      const client::MissReason reason,
-      client_.Get(fragments_.keyspace(), keys, kStreamTimeout, [&complete](client::FragmentBytes) {
-        ++complete;
-        return absl::OkStatus();
-      }));
+  CRUMB_ASSIGN_OR_RETURN(const client::MissReason reason,
+                         client_.Get(fragments_.keyspace(), keys, kStreamTimeout,
+                                     [&complete](const client::FragmentBytes&) {
+                                       ++complete;
+                                       return absl::OkStatus();
+                                     }));
   if (complete == count) return absl::OkStatus();
   return absl::NotFoundError(
       fmt::format("{} of {} pages came: {}", complete, count, client::MissReasonName(reason)));

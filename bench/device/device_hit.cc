@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <memory>
 #include <numeric>
 #include <thread>
@@ -42,7 +43,7 @@ double MsSince(std::chrono::steady_clock::time_point start) {
 }
 
 double Quantile(std::vector<double> values, double share) {
-  const auto at = static_cast<size_t>(share * static_cast<double>(values.size() - 1) + 0.5);
+  const auto at = static_cast<size_t>(std::lround(share * static_cast<double>(values.size() - 1)));
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(at), values.end());
   return values[at];
 }
@@ -392,6 +393,7 @@ absl::StatusOr<PeerHitResult> RunPeerHit(const DeviceHitWorkload& workload, clie
   rounds.erase(rounds.begin());
   const auto median = [&rounds](double PeerHitResult::*field) {
     std::vector<double> values;
+    values.reserve(rounds.size());
     for (const PeerHitResult& round : rounds) values.push_back(round.*field);
     return Quantile(std::move(values), 0.5);
   };

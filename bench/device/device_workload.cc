@@ -206,6 +206,7 @@ class Run {
     }
     const auto median = [](const std::vector<FetchResult>& rounds, double FetchResult::*field) {
       std::vector<double> values;
+      values.reserve(rounds.size());
       for (const FetchResult& round : rounds) values.push_back(round.*field);
       return Median(std::move(values));
     };

@@ -212,7 +212,7 @@ absl::Status GpuBlockAttention::Prepare(const BlockPool& pool, const BlockBatch&
     size_ = &decode_[std::bit_width(static_cast<unsigned>(shape.decodes - 1))];
   }
   groups_ = cuda::BlockGroups(shape.tokens, shape.requests - shape.decodes);
-  const absl::Status status = Enqueue(pool, stream);
+  absl::Status status = Enqueue(pool, stream);
   if (!status.ok()) shape_ = {};
   return status;
 }

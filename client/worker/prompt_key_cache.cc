@@ -84,11 +84,13 @@ void PromptKeyCache::Keep(const KeyspaceId& keyspace, const SharedTokens& tokens
     std::rotate(there, there + 1, prompts_.end());
     return;
   }
+  size_t replaced = 0;  // tokens of prompts that are parts of this one
   std::erase_if(prompts_, [&](const std::shared_ptr<const Prompt>& prompt) {
     if (!part_of(*prompt)) return false;
-    tokens_ -= prompt->tokens->size();
+    replaced += prompt->tokens->size();
     return true;
   });
+  tokens_ -= replaced;
   size_t oldest = 0;
   while (oldest < prompts_.size() &&
          (tokens_ + tokens->size() > tokens_max_ || prompts_.size() - oldest >= kPromptsMax)) {

@@ -32,7 +32,7 @@ done
 [[ "$seconds" =~ ^[0-9]+$ ]] || { echo "check_tidy.sh: --seconds $seconds is no number of seconds" >&2; exit 2; }
 if [[ "$build" == build/tidy ]]; then
   cmake --preset tidy >/dev/null
-  ninja -C "$build" -t targets all | sed -n 's/^\(.*\.pb\.h\): .*/\1/p' | xargs ninja -C "$build" >/dev/null
+  ninja -C "$build" -t targets all | sed -n 's/^\(.*\(\.pb\|\/commit\)\.h\): .*/\1/p' | xargs ninja -C "$build" >/dev/null
 elif [[ ! -f "$build/compile_commands.json" ]]; then
   echo "check_tidy.sh: $build has no compile_commands.json; configure it with cmake first" >&2
   exit 2
