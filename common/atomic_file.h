@@ -10,8 +10,8 @@
 
 namespace crumb {
 
-// Writes what `write` puts into the stream to a temporary name beside `path` and renames it, so
-// that `path` is never half-written. Errors of the file system; then the temporary file is gone.
+// Gives `write` a stream to a temporary file beside `path` and then renames that file to `path`, so
+// that `path` is never half-written. On an error of the file system the temporary file is removed.
 absl::Status WriteAtomically(const std::string& path,
                              const std::function<void(std::ostream&)>& write);
 

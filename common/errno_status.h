@@ -11,7 +11,7 @@ namespace crumb {
 // The absl::Status for an errno value: ENOENT kNotFound; ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM
 // kResourceExhausted; EACCES, EPERM, EROFS kFailedPrecondition; EAGAIN, EINTR, ECONNREFUSED
 // kUnavailable; EADDRINUSE kAlreadyExists; EINVAL kInvalidArgument; others kInternal. The message
-// is "<what>: <strerror>".
+// is `what`, a colon and strerror(error).
 absl::Status ErrnoStatus(int error, const std::string& what);
 
 }  // namespace crumb

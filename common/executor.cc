@@ -72,7 +72,7 @@ void Executor::EndStepLocked(Tenants::iterator tenant, Task task, bool more) {
     tenant->second.tasks.push_front(std::move(task));
     ++queued_;
   }
-  RotateLocked(tenant);  // for this thread, which takes a task next
+  RotateLocked(tenant);  // this thread takes a task next
   if (tenant->second.tasks.empty() && tenant->second.running == 0) tenants_.erase(tenant);
 }
 
@@ -101,7 +101,7 @@ void Executor::Run() {
       task = TakeLocked(&tenant);
     }
     const bool more = task.step();
-    if (!more) task.step = nullptr;  // what the task refers to goes without the lock
+    if (!more) task.step = nullptr;  // destroys captured objects outside the lock
     MutexLock lock(&mutex_);
     EndStepLocked(tenant, std::move(task), more);
   }

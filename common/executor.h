@@ -38,18 +38,18 @@ class Executor {
   using Step = std::function<bool()>;
 
   explicit Executor(const Options& options);
-  // Runs what is queued, then joins.
+  // Runs the queued tasks, then joins the threads.
   ~Executor();
 
   // Queues `task` for a tenant. Returns false, and counts it, when the queue is full or Stop was
   // called.
   bool Submit(std::function<void()> task) { return Submit("", std::move(task)); }
   bool Submit(const std::string& tenant, std::function<void()> task);
-  // The same for a task in steps, which run one after the other: the next step goes before the
-  // tenant's other tasks, and behind those of other tenants. A task that has begun takes no place.
+  // Submit for a task in steps, which run one after the other: the next step runs before the other
+  // tasks of the tenant and after those of other tenants. A task that has begun takes no place.
   bool SubmitSteps(const std::string& tenant, Step step);
 
-  // Refuses new tasks, runs what is queued, joins. Idempotent.
+  // Refuses new tasks, runs the queued ones and joins the threads. Idempotent.
   void Stop();
 
   size_t queued() const;

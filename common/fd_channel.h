@@ -18,8 +18,8 @@ namespace crumb {
 
 inline constexpr size_t kFdMessageBytesMax = 64 << 10;
 inline constexpr size_t kFdsPerMessageMax = 200;
-// The most descriptors that the kernel passes in one message (SCM_MAX_FD): what a sender that keeps
-// to no protocol may send.
+// The most descriptors that the kernel passes in one message (SCM_MAX_FD). A sender that ignores
+// the protocol can send as many.
 inline constexpr size_t kKernelFdsPerMessageMax = 253;
 
 struct FdMessage {
@@ -59,10 +59,10 @@ absl::Status SendFdMessage(int socket, const std::string& bytes, std::span<const
 // message that is larger than the protocol allows; kResourceExhausted when this process may not
 // open as many descriptors as were sent: the message stays in the socket.
 absl::StatusOr<FdMessage> ReceiveFdMessage(int socket);
-// The same, into `message`, whose `fds` are all descriptors that were opened, with an error too.
-// The last close of another process's descriptor may block for as long as that process likes. None
-// happens here: the caller chooses the thread that destroys `message`, and the one that closes the
-// socket, which closes descriptors in messages that it still has.
+// Receives one message into `message`, whose `fds` own all opened descriptors even after an error.
+// The last close of another process's descriptor may block for as long as that process likes. This
+// function closes none: the caller chooses the thread that destroys `message`, and the one that
+// closes the socket, which closes the descriptors in messages that were not received.
 // REQUIRES: no other thread receives from the socket.
 absl::Status ReceiveFdMessage(int socket, FdMessage* message);
 

@@ -18,9 +18,9 @@ struct FlushReport {
   uint64_t tier_off_pages = 0;  // in memory; the SSD tier is absent, off or read-only
   uint64_t no_room_pages = 0;   // in memory; the SSD tier did not keep them
   uint64_t lost_pages = 0;      // evicted from memory before they were written
-  uint64_t unread_pages = 0;    // in memory and not admitted (second_hit): not an error
-  uint64_t mark = 0;            // for a later Flush, which reports the pages lost from here on
-  std::string why;              // what the SSD tier said of the first two
+  uint64_t unread_pages = 0;    // not admitted to the SSD (second_hit): in memory, not an error
+  uint64_t mark = 0;            // a later Flush that sends it reports the pages lost since
+  std::string why;              // the SSD tier's reason for tier_off_pages and no_room_pages
   absl::Status failed;          // not OK: the flush was cut short, and the numbers mean nothing
 
   // OK if every page that was committed and admitted before the flush is durable. Else a status

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "common/crc32c.h"
-#include "common/fragment_header_view.h"
 #include "common/little_endian.h"
 
 namespace crumb {

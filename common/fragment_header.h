@@ -41,8 +41,8 @@ struct TileRange {
   IndexRange layers;
   IndexRange heads;
 
-  // At most what an int holds: more than any fragment has, so that a false range stays out of
-  // bounds.
+  // Number of tiles, clamped to the range of an int: a corrupt range then exceeds the bound of
+  // every fragment instead of overflowing.
   constexpr int tiles() const {
     return static_cast<int>(
         std::clamp<int64_t>(int64_t{layers.size()} * heads.size(), INT32_MIN, INT32_MAX));
@@ -60,12 +60,12 @@ struct FragmentHeader {
   uint16_t page_tokens = kPageTokens;
   uint32_t layout_id = 1;
   uint32_t tile_bytes = 0;
-  uint64_t generation = 0;  // of the keyspace
+  uint64_t generation = 0;  // generation of the keyspace
   KeyspaceId keyspace;
   PageKey key;
   PageKey parent;  // zeros for the first page of a sequence
   TileRange range;
-  uint32_t position = 0;            // of the page in its sequence, plus one; 0: unknown
+  uint32_t position = 0;            // 1 + index of the page in its sequence; 0: unknown
   std::vector<uint32_t> tile_sums;  // CRC-32C of each tile, layer by layer and head by head
 
   friend bool operator==(const FragmentHeader&, const FragmentHeader&) = default;
@@ -102,6 +102,15 @@ void EncodeFragmentHeader(const FragmentHeader& header, std::span<std::byte> out
 // truncated; kFailedPrecondition: written by a version this one cannot read.
 absl::StatusOr<FragmentHeader> DecodeFragmentHeader(std::span<const std::byte> bytes);
 
+// A decoded header whose checksums stay in the encoded bytes.
+struct FragmentHeaderView {
+  FragmentHeader header;                // its tile_sums are empty
+  std::span<const uint32_t> tile_sums;  // views the encoded bytes
+};
+
+// Decodes like DecodeFragmentHeader. kDataLoss also if `bytes` are not aligned to four bytes.
+absl::StatusOr<FragmentHeaderView> ViewFragmentHeader(std::span<const std::byte> bytes);
+
 // Range and tile size of an encoded header that was checked before, without checking it again.
 struct FragmentShape {
   TileRange range;
@@ -111,5 +120,8 @@ FragmentShape ShapeOfHeader(std::span<const std::byte> bytes);
 
 // kDataLoss naming the first tile whose sum differs. `tiles` holds all tiles of the fragment.
 absl::Status VerifyTileSums(const FragmentHeader& header, std::span<const std::byte> tiles);
+// VerifyTileSums with `sums` instead of the header's own.
+absl::Status VerifyTileSums(const FragmentHeader& header, std::span<const uint32_t> sums,
+                            std::span<const std::byte> tiles);
 
 }  // namespace crumb

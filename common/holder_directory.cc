@@ -21,8 +21,8 @@ IndexRange Hull(IndexRange a, IndexRange b) {
   return {std::min(a.begin, b.begin), std::max(a.end, b.end)};
 }
 
-// Whether the union of `ranges` from the first one on has every tile of `wanted`: what the first
-// range leaves of it are at most four rectangles, each of which the others must have.
+// Returns true if the union of `ranges` has every tile of `wanted`. `wanted` without the first
+// range is at most four rectangles, each of which the other ranges must cover.
 bool Covers(std::span<const TileRange> ranges, const TileRange& wanted) {
   if (wanted.layers.size() <= 0 || wanted.heads.size() <= 0) return true;
   if (ranges.empty()) return false;

@@ -29,7 +29,7 @@ namespace crumb {
 //   node C: PeerAcquire(keys) --> home: Refer(keys) = {B, A}: B was referred to less often
 //
 // The unit is a page, not a run: all prompts share the run that begins with the system prompt and
-// differ inside it. What is noted is a hint. A holder may have evicted the page; the reader then
+// differ inside it. An entry is a hint. A holder may have evicted the page; the reader then
 // says so (Forget) and is referred elsewhere. A hint never makes a page visible: holders check
 // generation, deletion and rights themselves.
 //
@@ -55,11 +55,11 @@ class HolderDirectory {
   struct Offer {
     std::string node;
     KeyspaceId keyspace;
-    std::string tenant;  // of the keyspace
+    std::string tenant;  // tenant of the keyspace
     uint64_t generation = 0;
     TileRange range;
     std::vector<PageKey> keys;
-    std::vector<uint32_t> tile_bytes;   // of each key
+    std::vector<uint32_t> tile_bytes;   // tile size of each key's page
     std::array<uint8_t, 16> session{};  // entitles this node to fetch from `node`
   };
   void Note(const Offer& offer);
@@ -82,7 +82,7 @@ class HolderDirectory {
   };
   // Chooses who serves the run: the holders of the deepest page that anyone has, those with the
   // fewest referrals for it first, then those with the fewest in all. This node counts as a holder
-  // of its own pages. None: it is to serve what it has. Counts the choice as a referral.
+  // of its own pages. None: it serves its own pages. Counts the choice as a referral.
   std::optional<Referral> Refer(const Query& query);
 
   // A holder of a part of a page.
@@ -93,7 +93,7 @@ class HolderDirectory {
     uint32_t tile_bytes = 0;
   };
   // The parts of a page that several nodes hold and none of them has all of: a reader of the whole
-  // page could be referred to no one. Empty if a holder has what all others have.
+  // page could be referred to no one. Empty if one holder has all tiles that the others have.
   std::vector<Part> PartsOf(const KeyspaceId& keyspace, uint64_t generation, const PageKey& key);
 
   // `node` was found not to hold these pages.
@@ -148,7 +148,7 @@ class HolderDirectory {
   };
   struct Owner {
     size_t pages = 0;
-    std::map<std::string, Group> groups;  // by tenant
+    std::map<std::string, Group> groups;  // indexed by tenant
   };
 
   Slot SlotOf(const std::string& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

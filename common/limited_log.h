@@ -35,8 +35,8 @@ class LogLimiter {
 
  private:
   struct Kind {
-    int64_t lines = kBurst;  // that may be written
-    TimePoint since{};       // when `lines` was that much
+    int64_t lines = kBurst;  // lines that may be written
+    TimePoint since{};       // time at which `lines` was valid
     uint64_t left_out = 0;
   };
 

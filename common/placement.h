@@ -23,7 +23,7 @@ struct PlacementNode {
   double weight = 1;    // above 0: share of the runs
   std::string host;     // two nodes of one host never hold two replicas of a run
   std::string zone;     // replicas go to distinct zones while there are some; empty: unknown
-  uint64_t digest = 0;  // of the id, by NodeDigest
+  uint64_t digest = 0;  // NodeDigest(id)
 };
 
 uint64_t NodeDigest(const std::string& id);

@@ -48,7 +48,7 @@ std::string Escape(uint32_t value) {
   return value < 0x80 ? fmt::format("\\x{:02x}", value) : fmt::format("\\u{:04x}", value);
 }
 
-// The next piece of output; takes what it stands for off `text`.
+// Returns the next piece of output and removes the input that it represents from `text`.
 std::string TakePiece(std::string_view& text) {
   const CodePoint next = Decode(text);
   if (next.bytes == 0) {

@@ -22,9 +22,9 @@ namespace {
 
 constexpr char kFormat[] = "crumb-rotation";
 constexpr char kVersion[] = "1";
-constexpr int64_t kSizeMax = 1 << 20;               // of one dimension
-constexpr int64_t kElementsMax = int64_t{1} << 32;  // of one array
-constexpr float kAttentionErrorMax = 2.0f;          // 1: as if nothing was stored
+constexpr int64_t kSizeMax = 1 << 20;               // elements of one dimension
+constexpr int64_t kElementsMax = int64_t{1} << 32;  // elements of one array
+constexpr float kAttentionErrorMax = 2.0f;          // 1: the error of storing nothing at all
 
 struct Array {
   const char* name;

@@ -16,11 +16,11 @@ struct RotationFile {
   std::string method;  // oscar, crumb or hadamard
   std::string model;   // a name for people
   std::string rope;    // the position embedding that means and covariances were built for
-  int layers = 0;      // 1: the same for all layers
+  int layers = 0;      // 1: all layers share one entry
   std::vector<int>
       layer_ids;     // the model's own numbers of the layers, ascending; empty: 0, 1, 2...
-  int kv_heads = 0;  // 1: the same for all KV heads
-  int q_heads = 0;   // of the model; 0 where nothing depends on it
+  int kv_heads = 0;  // 1: all KV heads share one entry
+  int q_heads = 0;   // the model's query heads; 0 if nothing depends on them
   int head_dim = 0;
   int positions = 0;                 // serving context of means and covariances; 0: none
   int position_blocks = 1;           // block b is history pages [b * this, (b + 1) * this),
@@ -52,8 +52,8 @@ struct RotationFile {
 // Returns the model's own number of layer `index` of the file, which error messages use.
 int LayerId(const RotationFile& file, int index);
 
-// Hexadecimal SHA-256 over all fields and arrays but attention_error: what keyspaces name the file
-// by.
+// Returns the hexadecimal SHA-256 of all fields and arrays except attention_error. Keyspaces
+// contain it as the name of the file.
 std::string RotationDigest(const RotationFile& file);
 
 // Writes to a temporary name beside `path` and renames. kInvalidArgument: an array has the wrong

@@ -30,7 +30,7 @@ class SafetensorsFile {
   bool Has(const std::string& name) const { return entries_.contains(name); }
   // kNotFound: no such tensor; kInvalidArgument: its dtype is none of DType.
   absl::StatusOr<Tensor> Find(const std::string& name) const;
-  // The same of any dtype. kNotFound: no such tensor.
+  // Finds a tensor of any dtype. kNotFound: no such tensor.
   absl::StatusOr<RawTensor> FindRaw(const std::string& name) const;
   // Takes the pages of `bytes`, a part of this file's mapping, off this process's memory; they are
   // read again when they are touched again.

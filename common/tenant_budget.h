@@ -13,7 +13,7 @@
 namespace crumb {
 
 // Returns the part of `total` units that a tenant may hold while the others hold `others`:
-// `part_max_percent` of what they leave.
+// `part_max_percent` of the remaining units.
 inline uint64_t TenantPart(uint64_t total, uint64_t others, int64_t part_max_percent) {
   const auto percent = static_cast<uint64_t>(part_max_percent);
   const uint64_t left = total > others ? total - others : 0;
@@ -22,10 +22,10 @@ inline uint64_t TenantPart(uint64_t total, uint64_t others, int64_t part_max_per
 }
 
 // A bounded resource that several tenants draw from: streams, queue places, sessions, bytes. No
-// tenant can take all of it: a tenant may hold at most `part_max_percent` of what the other tenants
-// leave. With 50, a tenant that is alone gets one half, a second one a quarter, a third one an
-// eighth, and so on, and what they leave is there for the next tenant at once, without anything
-// being taken back. A tenant that holds nothing is granted one unit while any is left, so that a
+// tenant can take all of it: a tenant may hold at most `part_max_percent` of the units that others
+// do not hold. With 50, a tenant that is alone gets one half, a second one a quarter, a third one
+// an eighth, and so on; the rest is there for the next tenant at once, without anything being taken
+// back. A tenant that holds nothing is granted one unit while any is left, so that a
 // resource of few units serves as many tenants as it has units; of a resource in bytes the part of
 // the next tenant gets smaller instead, down to nothing.
 //
@@ -46,7 +46,7 @@ class TenantBudget {
   // Takes `amount` units for a tenant, or none. Taking 0 units always succeeds, also for a tenant
   // that holds more than its part since others came. The empty name is a tenant like any other.
   Taken Take(const std::string& tenant, uint64_t amount = 1);
-  // Takes them whatever the bounds: for what exists already, such as records read at a start.
+  // Takes units without a limit, for objects that exist already, such as records read at a start.
   void Add(const std::string& tenant, uint64_t amount);
   // Returns units that the tenant holds.
   void Give(const std::string& tenant, uint64_t amount = 1);

@@ -15,7 +15,7 @@ namespace crumb {
 enum class DType { kBf16, kF16, kF32 };
 
 constexpr size_t DTypeBytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
-// As safetensors files spell it: "BF16", "F16", "F32".
+// The name in safetensors files: "BF16", "F16", "F32".
 constexpr std::string_view DTypeName(DType dtype) {
   return dtype == DType::kBf16 ? "BF16" : dtype == DType::kF16 ? "F16" : "F32";
 }
@@ -37,7 +37,7 @@ struct RawTensor {
   std::string dtype;
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;
-  int64_t file_offset = 0;  // of the first byte
+  int64_t file_offset = 0;  // offset of the first byte
 };
 
 // "[2, 3]".

@@ -151,7 +151,7 @@ absl::Status HostRoom::SetTenant(const KeyspaceId& keyspace, const std::string& 
   if (state_.memory->sharing() != SlabMemory::Sharing::kByTenant) {
     return absl::FailedPreconditionError("the store was opened without slabs of tenants");
   }
-  std::unique_ptr<EvictionPolicy> policy;  // of a new partition: made without the lock
+  std::unique_ptr<EvictionPolicy> policy;  // policy of a new partition, made outside the lock
   if (!state_.HasPartition(tenant)) {
     CRUMB_ASSIGN_OR_RETURN(policy, state_.NewPolicy());
   }

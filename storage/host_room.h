@@ -48,7 +48,7 @@ class HostRoom {
   bool TakeIdleSlab(PageHandle page);
 
  private:
-  // Host memory that a call may still hand to the tier below, and what it handed.
+  // The rule by which a call may hand pages to the tier below, and the pages it handed.
   struct Demotion {
     TimePoint now;
     MayDepart may_depart;

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/chunked_vector.h"
+#include "storage/policy/chunked_vector.h"
 
 namespace crumb::storage {
 

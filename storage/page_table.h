@@ -16,7 +16,6 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
-#include "common/chunked_vector.h"
 #include "common/clock.h"
 #include "common/metrics.h"
 #include "storage/fragment_tier.h"
@@ -25,6 +24,7 @@
 #include "storage/key_index.h"
 #include "storage/loss_ledger.h"
 #include "storage/page_forest.h"
+#include "storage/policy/chunked_vector.h"
 #include "storage/policy/policy.h"
 #include "storage/slot_allocator.h"
 

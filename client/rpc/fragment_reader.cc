@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "common/fragment_header_view.h"
+#include "common/fragment_header.h"
 
 namespace crumb::client {
 namespace {

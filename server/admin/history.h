@@ -10,7 +10,7 @@
 
 #include "common/clock.h"
 #include "common/mutex.h"
-#include "common/periodic_thread.h"
+#include "server/base/periodic_thread.h"
 #include "server/metrics/model_tokens.h"
 #include "storage/store_stats.h"
 

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "common/logging.h"
-#include "common/random_id.h"
 #include "common/status_macros.h"
+#include "server/base/random_id.h"
 #include "server/cluster/etcd_membership.h"
 #include "server/cluster/running_cluster.h"
 #include "server/cluster/static_membership.h"

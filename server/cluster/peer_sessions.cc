@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "common/random_id.h"
 #include "common/status_macros.h"
+#include "server/base/random_id.h"
 
 namespace crumb::server {
 

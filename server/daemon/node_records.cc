@@ -14,8 +14,8 @@
 #include "common/errno_status.h"
 #include "common/hex.h"
 #include "common/logging.h"
-#include "common/random_id.h"
 #include "common/status_macros.h"
+#include "server/base/random_id.h"
 
 namespace crumb::server {
 namespace {

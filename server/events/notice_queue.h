@@ -14,8 +14,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "common/mutex.h"
 #include "common/page_key.h"
-#include "common/random_id.h"
 #include "common/tenant_budget.h"
+#include "server/base/random_id.h"
 #include "server/keyspaces/keyspace.h"
 #include "storage/device_pool_index.h"
 

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "common/owner_tasks.h"
 #include "common/unique_fd.h"
+#include "server/base/owner_tasks.h"
 #include "server/session/session.h"
 
 namespace crumb::server {

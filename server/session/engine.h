@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/mutex.h"
-#include "common/random_id.h"
+#include "server/base/random_id.h"
 #include "storage/tiered_store.h"
 
 namespace crumb::server {

@@ -10,9 +10,9 @@
 
 #include "common/clock.h"
 #include "common/fd_channel.h"
-#include "common/owner_tasks.h"
 #include "common/thread.h"
 #include "server/base/handshakes.h"
+#include "server/base/owner_tasks.h"
 #include "server/session/connection.h"
 #include "server/session/fd_listener.h"
 #include "server/session/hello.h"

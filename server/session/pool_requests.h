@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "common/fd_channel.h"
-#include "common/owner_tasks.h"
+#include "server/base/owner_tasks.h"
 #include "server/metrics/server_metrics.h"
 #include "server/session/pool_plane.h"
 #include "server/session/unread_descriptors.h"

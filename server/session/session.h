@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "common/mutex.h"
-#include "common/random_id.h"
+#include "server/base/random_id.h"
 #include "server/events/notice_queue.h"
 #include "server/session/acquire_ledger.h"
 #include "server/session/engine.h"

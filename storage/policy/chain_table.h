@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/chunked_vector.h"
+#include "storage/policy/chunked_vector.h"
 #include "storage/policy/policy.h"
 
 namespace crumb::storage {

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "common/chunked_vector.h"
+#include "storage/policy/chunked_vector.h"
 #include "storage/policy/policy.h"
 
 namespace crumb::storage {

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/policy/policy.h"
 
-#include "common/chunked_vector.h"
 #include "storage/policy/chain_table.h"
+#include "storage/policy/chunked_vector.h"
 #include "storage/policy/item_queue.h"
 
 namespace crumb::storage {

@@ -9,8 +9,8 @@
 #include <optional>
 #include <vector>
 
-#include "common/chunked_vector.h"
 #include "storage/policy/chain_table.h"
+#include "storage/policy/chunked_vector.h"
 #include "storage/policy/ghost_list.h"
 #include "storage/policy/item_queue.h"
 #include "storage/policy/policy.h"

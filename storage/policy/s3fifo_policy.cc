@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "common/chunked_vector.h"
 #include "storage/policy/chain_table.h"
+#include "storage/policy/chunked_vector.h"
 #include "storage/policy/ghost_list.h"
 #include "storage/policy/item_queue.h"
 

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/ssd/ssd_tier.h"
 
-// How a tier takes back what its folder holds.
+// Recovery: how a tier takes back the pages in its folder.
 
 #include <algorithm>
 #include <string>
@@ -25,7 +25,8 @@ absl::Status SsdTier::OpenIndex() {
   return absl::OkStatus();
 }
 
-// Pages whose entries cannot be read are lost; what the server recorded is kept as far as possible.
+// Pages whose entries cannot be read are lost; the server's own records are kept as far as
+// possible.
 absl::Status SsdTier::StartEmptyIndex(const absl::Status& damage) {
   LogError("SSD tier {}: {}; the index is set aside and the tier starts empty", options_.path,
            std::string(damage.message()));

@@ -157,7 +157,7 @@ absl::Status SsdTier::WriteIndex(const IndexBatch& batch) {
   {
     MutexLock lock(&mutex_);
     while (index_busy_) index_free_.Wait(&mutex_);
-    // Another call's write may have taken along what this one is for.
+    // Another call's write may have included this call's changes.
     if (batch.changes.empty() && leaving_.changes.changes.empty()) return absl::OkStatus();
     index_busy_ = true;
     std::swap(leaving, leaving_);
@@ -172,8 +172,8 @@ absl::Status SsdTier::WriteIndex(const IndexBatch& batch) {
     for (const PageHandle page : leaving.pages) table_.Unref(page);
     return status;
   }
-  // In front of what came meanwhile, which may be about the same pages: the newer ones, which are
-  // few, are moved behind the older.
+  // The failed changes go in front of those that came meanwhile, which may be about the same pages:
+  // the newer ones, which are few, are moved behind the older.
   const auto append = [](auto& to, auto& from) {
     to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
   };

@@ -69,11 +69,11 @@ void Promoter::Finish(const Name& name, const absl::Status& status) {
 }
 
 void Promoter::DropStale(const FragmentMeta& fragment) {
-  // When the queue is full the next reader that finds it asks again.
+  // When the queue is full the next reader that finds it submits it again.
   readers_.Submit(host_.TenantOf(fragment.keyspace), [this, fragment] {
     const std::vector<FragmentMeta> now = below_.Find(fragment.keyspace, fragment.key);
     if (now.empty() || now[0].generation != fragment.generation) return;
-    // An error costs nothing: readers refuse the old generation, and the next one asks again.
+    // An error costs nothing: readers refuse the old generation, and the next one submits it again.
     below_.Remove(fragment.keyspace, std::span(&fragment.key, 1)).IgnoreError();
   });
 }

@@ -17,7 +17,7 @@
 
 namespace crumb::storage {
 
-// Brings fragments from the tier below into host memory, each once however many ask for it at a
+// Brings fragments from the tier below into host memory, each once however many request it at a
 // time. Thread-safe.
 class Promoter {
  public:

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "common/crc32c.h"
-#include "common/fragment_header_view.h"
 #include "common/hex.h"
 #include "common/little_endian.h"
 
@@ -35,7 +34,7 @@ std::vector<std::byte> Encoded(const FragmentHeader& header) {
   return bytes;
 }
 
-// Recomputes the sum after a change, so that what is behind the sum gets tested.
+// Recomputes the checksum after a change, so that the checks behind it are tested.
 void Reseal(std::vector<std::byte>& bytes) {
   StoreLittle(bytes.data() + bytes.size() - 4,
               Crc32c(std::span<const std::byte>(bytes).first(bytes.size() - 4)));
@@ -44,7 +43,7 @@ void Reseal(std::vector<std::byte>& bytes) {
 TEST(FragmentHeaderTest, RoundTrip) {
   const FragmentHeader header = Example();
   auto bytes = Encoded(header);
-  bytes.push_back(std::byte{9});  // what follows is not its business
+  bytes.push_back(std::byte{9});  // bytes behind the header are ignored
   const auto decoded = DecodeFragmentHeader(bytes);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_EQ(*decoded, header);

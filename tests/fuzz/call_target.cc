@@ -151,7 +151,8 @@ v1::SocketCall Questions::RightCommit(uint64_t request) const {
 void Questions::Ask(const std::vector<std::string>& messages, bool open_keyspace, bool copies) {
   const auto sockets = server::CallSockets::Start(context_, {.copies = copies}).value();
   const auto session = OpenSession();
-  const auto closing = std::make_shared<OwnerTasks>(OwnerTasks::Options{.name = "closing"});
+  const auto closing =
+      std::make_shared<server::OwnerTasks>(server::OwnerTasks::Options{.name = "closing"});
   const auto hostile = sockets->Open(session, closing, "user").value();
   const auto other = sockets->Open(session, closing, "user").value();
   Asked asked;

@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "common/owner_tasks.h"
+#include "server/base/owner_tasks.h"
 #include "server/calls/call_sockets.h"
 #include "tests/server/call_fixture.h"
 

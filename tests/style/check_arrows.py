@@ -62,9 +62,9 @@ ROOMS = {
     "server/metrics": set(),
     "server/tenants": set(),
     "server/keyspaces": {"server/base", "server/metrics"},
-    "server/events": {"server/keyspaces", "server/metrics"},
+    "server/events": {"server/base", "server/keyspaces", "server/metrics"},
     "server/session": {"server/base", "server/metrics", "server/tenants", "server/events"},
-    "server/device": {"server/metrics", "server/session"},
+    "server/device": {"server/base", "server/metrics", "server/session"},
     "server/cluster/etcd": {"server/base"},
     "server/cluster": {"server/base", "server/cluster/etcd", "server/keyspaces"},
     "server/calls": {"server/base", "server/metrics", "server/tenants", "server/keyspaces",
@@ -129,7 +129,7 @@ def room_of(path):
 
 
 def check_file(path, text):
-    """Yields what is wrong with one file; `path` is relative to the root."""
+    """Yields the offences of one file; `path` is relative to the root."""
     owner = folder_of(path)
     if owner is None:
         return

@@ -17,7 +17,6 @@
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "common/fragment_header.h"
-#include "common/fragment_header_view.h"
 #include "common/page_key.h"
 #include "common/wire_enums.h"
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-namespace crumb {
+namespace crumb::storage {
 
 // A vector that grows a chunk at a time and moves no element: growing costs O(chunk), never
 // O(size), so it may grow under a lock that others wait for. References stay valid until the vector
@@ -39,4 +39,4 @@ class ChunkedVector {
   size_t size_ = 0;
 };
 
-}  // namespace crumb
+}  // namespace crumb::storage

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "common/owner_tasks.h"
+#include "server/base/owner_tasks.h"
 
 #include <atomic>
 #include <vector>
@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "tests/common/eventually.h"
 
-namespace crumb {
+namespace crumb::server {
 namespace {
 
 // Blocks tasks until it is opened.
@@ -97,7 +97,7 @@ TEST(OwnerTasksTest, DescriptorsAreCountedUntilTheirTaskHasEnded) {
   EXPECT_EQ(tasks.descriptors("a"), 0u);
 }
 
-// A task that never comes back is left alone; what waits behind it does not run.
+// A task that never returns is left alone; tasks behind it do not run.
 TEST(OwnerTasksTest, ItsEndDoesNotWaitForBlockedTasks) {
   auto gate = std::make_shared<Gate>();
   auto passed = std::make_shared<std::atomic<int>>(0);
@@ -116,4 +116,4 @@ TEST(OwnerTasksTest, ItsEndDoesNotWaitForBlockedTasks) {
 }
 
 }  // namespace
-}  // namespace crumb
+}  // namespace crumb::server

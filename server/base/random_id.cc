@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "common/random_id.h"
+#include "server/base/random_id.h"
 
 #include <sys/random.h>
 
@@ -8,7 +8,7 @@
 
 #include "common/errno_status.h"
 
-namespace crumb {
+namespace crumb::server {
 
 absl::StatusOr<RandomId> RandomId::Make() {
   RandomId id;
@@ -38,4 +38,4 @@ bool RandomId::Matches(const RandomId& other) const {
   return difference == 0;
 }
 
-}  // namespace crumb
+}  // namespace crumb::server

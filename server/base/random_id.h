@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace crumb {
+namespace crumb::server {
 
 // 128 random bits: names an engine, or a session and entitles to it.
 struct RandomId {
@@ -34,4 +34,4 @@ struct RandomId {
   bool Matches(const RandomId& other) const;
 };
 
-}  // namespace crumb
+}  // namespace crumb::server

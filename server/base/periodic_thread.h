@@ -10,14 +10,14 @@
 #include "common/mutex.h"
 #include "common/thread.h"
 
-namespace crumb {
+namespace crumb::server {
 
 // Calls a function every interval on a thread of its own, for the first time one interval after
 // construction. Calls never overlap, and calls that a suspended machine missed are not made up
 // for. The destructor waits for a call that is running.
 class PeriodicThread {
  public:
-  // `name`: of the thread, at most 15 characters. `interval`: above zero.
+  // `name`: the thread's name, at most 15 characters. `interval`: above zero.
   PeriodicThread(const std::string& name, Duration interval, std::function<void()> body)
       : interval_(interval), body_(std::move(body)), thread_(name, [this] { Run(); }) {}
   PeriodicThread(const PeriodicThread&) = delete;
@@ -52,4 +52,4 @@ class PeriodicThread {
   Thread thread_;
 };
 
-}  // namespace crumb
+}  // namespace crumb::server

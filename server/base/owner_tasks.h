@@ -9,7 +9,7 @@
 
 #include "common/clock.h"
 
-namespace crumb {
+namespace crumb::server {
 
 // Runs tasks that another process can make block, such as system calls on a descriptor that it
 // sent: opening a file with a lease on it, or closing a file of a file system in user space, waits
@@ -22,12 +22,12 @@ namespace crumb {
 class OwnerTasks {
  public:
   struct Options {
-    std::string name = "owner-tasks";  // of the threads
-    size_t tasks_max = 1024;           // that wait, of one owner; Submit refuses more
+    std::string name = "owner-tasks";  // name of the threads
+    size_t tasks_max = 1024;           // waiting tasks of one owner; Submit refuses more
     // Owners with tasks at once. Beyond it an owner gets no thread until another's tasks are done.
     size_t owners_max = 512;
-    // The destructor runs what was submitted, but waits no longer than this for tasks that block:
-    // these keep their threads, and tasks behind them never run.
+    // The destructor runs the submitted tasks, but waits no longer than this for tasks that block:
+    // these keep their threads, and tasks queued behind them never run.
     Duration stop_wait = std::chrono::seconds(5);
   };
 
@@ -39,7 +39,7 @@ class OwnerTasks {
   // Queues `task` behind the owner's others. Returns false if Options::tasks_max wait; `task` is
   // destroyed by the caller then. `descriptors`: how many it keeps open until it ends.
   bool Submit(const std::string& owner, std::function<void()> task, size_t descriptors = 0);
-  // The same, never refused: the caller bounds how many of them one owner can have.
+  // Queues `task` without a limit: the caller bounds how many such tasks one owner can have.
   void SubmitAlways(const std::string& owner, std::function<void()> task, size_t descriptors = 0);
 
   // Gives up a reference to `object` behind the owner's tasks: its destructor may block, because it
@@ -58,4 +58,4 @@ class OwnerTasks {
   const std::shared_ptr<State> state_;
 };
 
-}  // namespace crumb
+}  // namespace crumb::server

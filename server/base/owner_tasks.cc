@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "common/owner_tasks.h"
+#include "server/base/owner_tasks.h"
 
 #include <pthread.h>
 
@@ -13,7 +13,7 @@
 #include "common/logging.h"
 #include "common/mutex.h"
 
-namespace crumb {
+namespace crumb::server {
 
 // Outlives the object when a thread does not come back from a task.
 struct OwnerTasks::State {
@@ -25,7 +25,7 @@ struct OwnerTasks::State {
   };
   struct Owner {
     std::deque<Task> tasks;  // the first may be in progress
-    size_t descriptors = 0;  // of all tasks
+    size_t descriptors = 0;  // sum over its tasks
     bool served = false;     // a thread runs its tasks, or it waits in `ready`
   };
 
@@ -85,7 +85,7 @@ struct OwnerTasks::State {
       std::function<void()> run = std::move(owner.tasks.front().run);
       mutex.Unlock();
       run();
-      run = nullptr;  // what it holds may block as well
+      run = nullptr;  // the destructors of captured objects may block, too
       mutex.Lock();
       owner.descriptors -= owner.tasks.front().descriptors;
       all_descriptors -= owner.tasks.front().descriptors;
@@ -163,4 +163,4 @@ size_t OwnerTasks::descriptors() const {
   return state_->all_descriptors;
 }
 
-}  // namespace crumb
+}  // namespace crumb::server
