@@ -458,7 +458,7 @@ class QualityRun {
   std::vector<QualityMethod> methods_;
   std::vector<int> contexts_;
   std::vector<int32_t> text_;
-  std::vector<std::optional<double>> exact_loss_;  // by sequence of the current context
+  std::vector<std::optional<double>> exact_loss_;  // indexed by sequence of the current context
   std::vector<PasskeyDocument> documents_;
   QualityResult result_;
 };

@@ -36,12 +36,12 @@ struct QualityOptions {
                                       "turboquant3", "int4-hadamard", "oscar",    "crumb"};
   std::vector<std::string> rotations;  // rotation files to compare as well
   std::vector<int> contexts;           // empty: 1,024, 2,048 and the model's maximum
-  int sequences = 16;                  // of each context at most
-  int passkeys = 1000;                 // at the largest context; 0: none
+  int sequences = 16;                  // maximum for each context
+  int passkeys = 1000;                 // number at the largest context; 0: none
   bool passkeys_together = false;      // up to 16 per document instead of one
   int prefill_block = 8192;            // block size of the prefill column
   int calibration_context = 1024;
-  int calibration_tokens = 32768;  // of all calibration sequences at most
+  int calibration_tokens = 32768;  // maximum over all calibration sequences
   int clip_sequences = 4;          // calibration sequences for oscar's best clip; 0: none
   int threads = 0;                 // sequences computed at a time; 0: one per CPU
   std::string device = "cpu";      // cpu, or cuda: INT2 attention on the GPU
@@ -58,7 +58,7 @@ struct RecallBin {
 };
 
 struct PasskeyScore {
-  Estimate recall;      // of greedy generation; its error is over documents
+  Estimate recall;      // recall of greedy generation; error over documents
   Interval below_bf16;  // bf16's recall minus this one, paired, 95 % over documents
   Estimate answer_nll;  // mean negative log-likelihood of an answer's token, nats
   std::vector<RecallBin> by_depth;
@@ -71,7 +71,7 @@ struct QualityRow {
   int context = 0;
   double bits = 0.0;               // stored bits per element of a history page
   double bits_with_windows = 0.0;  // bits per element of a whole sequence of this context
-  float clip_k = 0.0f;             // of the INT2 methods; 0: none
+  float clip_k = 0.0f;             // clip of the INT2 methods; 0: none
   float clip_v = 0.0f;
   Estimate kl;          // nats, against exact keys and values
   Estimate kl_prefill;  // nats, with prefill semantics
@@ -93,9 +93,9 @@ struct QualityResult {
   int64_t shared_bytes = 0;  // evaluated bytes that are also in calibration texts
   std::string device;
   bool interrupted = false;              // the figures cover the work until then
-  std::vector<double> exact_perplexity;  // by context
+  std::vector<double> exact_perplexity;  // indexed by context
   std::vector<int> contexts;
-  std::vector<QualityRow> rows;  // by context, then in the order of the methods
+  std::vector<QualityRow> rows;  // sorted by context, then as the methods are
 };
 
 // Errors of the options are found before anything is measured. kInvalidArgument: the texts are too

@@ -193,7 +193,7 @@ json SimulateJson(const SimulateOptions& options, const std::vector<SimulateRow>
 
 std::string SimulateText(const std::vector<SimulateRow>& rows) {
   tools::TextTable hits({"push", "nodes", "hit rate", "local", "remote", "alone", "one node",
-                         "pulled GB", "pushed GB", "moved: +1", "-1", "asked mean", "max",
+                         "pulled GB", "pushed GB", "moved: +1", "-1", "queried mean", "max",
                          "bound"});
   tools::TextTable load({"push", "nodes", "hottest/mean", "one prompt/mean", "referred",
                          "one hop: requests", "p50 ms", "p99 ms", "referred: requests", "p50 ms",

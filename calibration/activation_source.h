@@ -15,7 +15,7 @@ namespace crumb::calibration {
 
 // The least number of calibration tokens per channel, so that covariances have full rank.
 inline constexpr int kTokensPerDimension = 4;
-// Bounds of what files of others may name.
+// Bounds of the sizes that files of others may name.
 inline constexpr int kLayersMax = 1024;
 inline constexpr int64_t kHeadDimMax = 1024;
 

@@ -188,7 +188,7 @@ absl::Status FileActivations::CheckShapes(const std::array<Tensor, 3>& tensors, 
     const std::vector<int64_t> expected = {tokens, heads[i], shape_.head_dim};
     if (tensors[i].shape == expected) continue;
     return Wrong(tensors[i].file, tensors[i].name,
-                 "shape " + ShapeText(tensors[i].shape) + ", positions and other tensors ask for " +
+                 "shape " + ShapeText(tensors[i].shape) + ", positions and other tensors require " +
                      ShapeText(expected));
   }
   return absl::OkStatus();

@@ -125,7 +125,7 @@ class Reader {
     shape.pop_back();
     if (tensor.shape != shape) {
       return Wrong(name + ": tensor eigenvalues is " + ShapeText(tensor.shape) + ", the rotation " +
-                   "asks for " + ShapeText(shape));
+                   "requires " + ShapeText(shape));
     }
     layer.eigenvalues = std::move(tensor.values);
     for (const float eigenvalue : layer.eigenvalues) {
@@ -315,11 +315,11 @@ absl::Status CheckSides(const RotationZooFile& keys, const RotationZooFile& valu
 }
 
 // Returns the requested number of layers or heads of a file that has `there` of them.
-absl::StatusOr<int> Repeated(const char* what, int there, int asked) {
-  if (asked == 0 || asked == there) return there;
-  if (there == 1) return asked;
+absl::StatusOr<int> Repeated(const char* what, int there, int wanted) {
+  if (wanted == 0 || wanted == there) return there;
+  if (there == 1) return wanted;
   return absl::InvalidArgumentError(
-      fmt::format("the file has {} {}, {} were asked for", there, what, asked));
+      fmt::format("the file has {} {}, {} were requested", there, what, wanted));
 }
 
 }  // namespace

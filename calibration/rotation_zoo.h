@@ -25,7 +25,7 @@ struct RotationZooFile {
   std::vector<float> eigenvalues;  // [layers, kv_heads, head_dim] ascending, or empty
 };
 
-// Returns the side that a file is for, by its objective or its name, or nothing if neither tells
+// Returns the side that a file is for, by its objective or its name, or nothing if neither names
 // it.
 std::optional<Side> SideOf(const RotationZooFile& file, const std::string& path);
 

@@ -26,7 +26,7 @@ constexpr size_t kDimensionsMax = 8;
 
 struct StorageType {
   const char* name;
-  int64_t bytes;  // of one element
+  int64_t bytes;  // size of one element
 };
 constexpr StorageType kStorageTypes[] = {{"torch DoubleStorage", 8},
                                          {"torch FloatStorage", 4},

@@ -49,7 +49,7 @@ class TorchFile {
 
   const std::string path_;
   std::string bytes_;
-  std::string prefix_;  // of all entries: the name under which it was saved, and a slash
+  std::string prefix_;  // prefix of all entries: the name under which it was saved, and a slash
   std::unique_ptr<ZipArchive> archive_;
   std::unique_ptr<Pickle> pickle_;
 };

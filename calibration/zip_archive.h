@@ -38,7 +38,7 @@ class ZipArchive {
     uint32_t crc = 0;
     uint64_t size = 0;
     uint64_t header_offset = 0;
-    uint64_t offset = 0;  // of the first data byte
+    uint64_t offset = 0;  // offset of the first data byte
   };
   struct Directory {
     uint64_t entries = 0;

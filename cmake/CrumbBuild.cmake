@@ -61,8 +61,8 @@ if(CRUMB_THREAD_SAFETY)
 endif()
 
 # crumb_library(NAME SOURCES a.cc... DEPS t...): static library crumb_NAME, alias crumb::NAME. With
-# CRUMB_UNITY the compiler takes its sources in groups, and reads the headers of libraries, which are
-# most of what it reads, once for each group. Names in unnamed namespaces are unique in a library.
+# CRUMB_UNITY the compiler takes its sources in groups and reads the headers of libraries, which are
+# most of its input, once for each group. Names in unnamed namespaces are unique in a library.
 function(crumb_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
   add_library(crumb_${name} STATIC ${ARG_SOURCES})
@@ -106,7 +106,7 @@ function(crumb_test name)
       message(FATAL_ERROR "${name} has the label gpu: call it *_cuda_*_test, or tests/gpu.sh does not run it")
     endif()
     add_dependencies(crumb_gpu_programs ${name})
-    # Without a GPU ctest says Skipped, not Passed; but a failure, which GoogleTest tells last, stays one.
+    # Without a GPU ctest reports Skipped, not Passed; a failure, which GoogleTest prints last, stays one.
     set_tests_properties(${name} PROPERTIES
       SKIP_REGULAR_EXPRESSION "needs a CUDA device.*\\[  SKIPPED \\] [^\n]*\n$")
   endif()

@@ -29,7 +29,7 @@ if(NOT CRUMB_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
-    add_custom_target(crumb_gpu_programs)  # what tests/gpu.sh runs
+    add_custom_target(crumb_gpu_programs)  # the programs that tests/gpu.sh runs
   elseif(CRUMB_CUDA STREQUAL "ON")
     message(FATAL_ERROR "CRUMB_CUDA=ON but no CUDA compiler was found; put nvcc on PATH or set CUDACXX")
   endif()

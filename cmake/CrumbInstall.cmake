@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
 # cmake --install, the CMake package crumb (find_package(crumb) -> crumb::client) and, through CPack, a
-# Debian package. Included last: what the client library is made of is read from its targets.
+# Debian package. Included last, because it reads the parts of the client library from its targets.
 
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)

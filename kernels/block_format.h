@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-// Blocks of an engine's own pool, and what of a request is stored in them. The CPU and the CUDA
-// kernels both use this header: plain data and functions for host and device. It needs no CUDA
-// header.
+// The layout of blocks of an engine's own pool, which hold a request's INT2 history and BF16 rows.
+// The CPU and the CUDA kernels both use this header: plain data and functions for host and device.
+// It needs no CUDA header.
 #if defined(__CUDACC__)
 #define CRUMB_HOST_DEVICE __host__ __device__
 #else

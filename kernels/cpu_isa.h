@@ -12,7 +12,7 @@ enum class CpuIsa {
   kPortable = 0,
   kAvx2 = 1,        // AVX2, FMA, F16C
   kAvx512 = 2,      // AVX-512 F, BW, VL, DQ
-  kAvx512Vnni = 3,  // in addition VNNI, BF16
+  kAvx512Vnni = 3,  // kAvx512, VNNI, BF16
 };
 
 // Returns the best instruction set that this machine can run.

@@ -22,8 +22,8 @@ struct WindowError {
 // value errors are ||y' - y|| / ||x|| over every eighth row, where x is a row, y its rotated and
 // centred form and y' the tile's value of that.
 //
-// `window` is what QuantizeTile was called with, with the tile written; `queries` [n, head_dim] are
-// of query heads that read this KV head, in the model's basis; `scale` is the factor of q.k;
+// `window` is the argument of the QuantizeTile call that wrote the tile; `queries` [n, head_dim]
+// are queries of heads that read this KV head, in the model's basis; `scale` is the factor of q.k;
 // soft_cap > 0 caps logits as cap * tanh(logit / cap).
 //
 // Allocates work memory, and blocks for about n * head_dim^2 * 3 operations.

@@ -40,7 +40,7 @@ class ChatTemplate {
   // Returns the text of the token that ends a turn.
   std::string_view end_of_turn() const;
 
-  // Returns the text of `messages` with the beginning of the assistant's answer. kInvalidArgument:
+  // Returns the text of `messages` with the beginning of the assistant's reply. kInvalidArgument:
   // a role is unknown, a system message is not the first one, or the last message is not a user's.
   absl::StatusOr<std::string> Render(std::span<const ChatMessage> messages) const;
 

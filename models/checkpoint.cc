@@ -71,7 +71,7 @@ absl::StatusOr<Tensor> Checkpoint::Find(const std::string& name,
   if (tensor.shape != shape) {
     return absl::InvalidArgumentError(absl::StrCat(tensor.file, ": tensor ", name, ": shape ",
                                                    ShapeText(tensor.shape),
-                                                   ", config.json asks for ", ShapeText(shape)));
+                                                   ", config.json requires ", ShapeText(shape)));
   }
   return tensor;
 }

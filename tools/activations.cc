@@ -102,12 +102,12 @@ int64_t ModelActivations::tokens() const {
 }
 
 absl::Status ModelActivations::ForEach(int first, int count, const Visitor& visit) {
-  const Visitor visit_asked = [&](const calibration::SequenceActivations& sequence) {
-    const bool asked = sequence.layer >= first && sequence.layer < first + count;
-    return asked ? visit(sequence) : absl::OkStatus();
+  const Visitor visit_wanted = [&](const calibration::SequenceActivations& sequence) {
+    const bool wanted = sequence.layer >= first && sequence.layer < first + count;
+    return wanted ? visit(sequence) : absl::OkStatus();
   };
   for (const std::vector<int32_t>& sequence : sequences_) {
-    VisitedCache cache(*engine_, visit_asked);
+    VisitedCache cache(*engine_, visit_wanted);
     CRUMB_RETURN_IF_ERROR(engine_->Forward(cache, sequence, models::LogitRows::kLast).status());
   }
   return absl::OkStatus();

@@ -138,7 +138,7 @@ absl::StatusOr<AttentionWeights::Projection> AttentionWeights::Find(int layer,
   CRUMB_ASSIGN_OR_RETURN(projection.weight, checkpoint_->FindRaw(base + ".weight"));
   if (projection.weight.shape != std::vector<int64_t>{rows, columns}) {
     return Wrong(projection.weight, "shape " + ShapeText(projection.weight.shape) +
-                                        ", config.json asks for " + ShapeText({rows, columns}));
+                                        ", config.json requires " + ShapeText({rows, columns}));
   }
   for (const char* scale : {".weight_scale", ".weight_scale_inv"}) {
     if (!checkpoint_->Has(base + scale)) continue;
@@ -149,7 +149,7 @@ absl::StatusOr<AttentionWeights::Projection> AttentionWeights::Find(int layer,
     CRUMB_ASSIGN_OR_RETURN(projection.bias, checkpoint_->FindRaw(base + ".bias"));
     if (projection.bias->shape != std::vector<int64_t>{rows}) {
       return Wrong(*projection.bias, "shape " + ShapeText(projection.bias->shape) +
-                                         ", the weight asks for " + ShapeText({rows}));
+                                         ", the weight requires " + ShapeText({rows}));
     }
   }
   projection.static_input_scale = checkpoint_->Has(base + ".input_scale");

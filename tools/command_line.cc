@@ -39,7 +39,7 @@ class Grammar {
     app_.add_option("--address", line_.address,
                     "crumbd's TCP address HOST:PORT, instead of a socket");
     AddSecurity();
-    app_.add_option("--timeout", line_.timeout_seconds, "seconds to wait for crumbd's answer")
+    app_.add_option("--timeout", line_.timeout_seconds, "seconds to wait for crumbd's response")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
     app_.add_flag("--json", line_.json, "print one JSON object instead of tables");

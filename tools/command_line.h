@@ -124,7 +124,7 @@ struct RotationConvertCommand {
   std::vector<std::string> files;  // RotationZoo files for K and V, or one rotation file
   std::string out;
   std::string format = "crumb";  // crumb, or v1 or v2: a RotationZoo file
-  std::string side;              // k or v, if the files do not tell
+  std::string side;              // k or v, if the files do not say
   std::string model;             // overrides the name in the file
   int layers = 0;                // layers of v1 and v2, if the file is for all layers
   int kv_heads = 0;              // KV heads of v2, if the file is for all KV heads

@@ -90,7 +90,7 @@ absl::StatusOr<std::unique_ptr<client::Client>> Connect(const CommandLine& line)
   if (crumbd->connected() || !line.tls_ca_file.empty()) return crumbd;
   const std::string where =
       line.address.empty() ? line.socket_dir + "/" + kSocketName : line.address;
-  return absl::UnavailableError("no crumbd answers at " + where +
+  return absl::UnavailableError("no crumbd responds at " + where +
                                 "; start crumbd, or name it with --socket-dir or --address" +
                                 (line.address.empty() ? "" : "; does it want TLS (--tls-ca)?"));
 }

@@ -168,7 +168,7 @@ const char* OutcomeName(client::CommitOutcome outcome) {
     case client::CommitOutcome::kUnknown:
       break;
   }
-  return "no answer";
+  return "no response";
 }
 
 bool IsVisible(client::CommitOutcome outcome) {

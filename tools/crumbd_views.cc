@@ -223,7 +223,7 @@ std::string PlaceText(const client::PageLocation& place) {
   text += "homes           " + Joined(place.homes) + "\n";
   text += "previous homes  " + Joined(place.previous_homes) + "\n";
   text += "held by         " + Joined(place.holders) + "\n";
-  if (!place.silent.empty()) text += "no answer from  " + Joined(place.silent) + "\n";
+  if (!place.silent.empty()) text += "no reply from   " + Joined(place.silent) + "\n";
   return text;
 }
 

@@ -64,7 +64,7 @@ struct KernelParams {
   Bf16AttentionParams p;
   Line line;
   int group;     // query heads per KV head
-  float scale;   // of logits in base 2
+  float scale;   // factor of logits in base 2
   float* parts;  // [blocks + pairs] of kPartFloats; the parts of a pair are consecutive
 };
 

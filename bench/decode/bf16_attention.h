@@ -16,7 +16,7 @@ struct Bf16AttentionParams {
   int batch = 1;
   int tokens = 1;  // tokens of every sequence
   int kv_heads = 1;
-  int q_heads = 1;                   // at most 16 per KV head
+  int q_heads = 1;                   // 1 to 16 per KV head
   int head_dim = 128;                // 128
   const kernels::Bf16* q = nullptr;  // device [batch, q_heads, head_dim]
   kernels::Bf16* out = nullptr;      // device [batch, q_heads, head_dim]

@@ -13,7 +13,7 @@ tokens, token-major) and random rows. No engine takes part. Rows of output, in m
   load   fetch: until the pages are checked and leased to this process; enqueue: the host's time;
          device: on the stream of the load; all: from the call to the last row
 
-`percent` is what a load reached of the bandwidth of the copy, stored bytes counted, over `all`.
+`percent` is the bandwidth of a load (stored bytes over `all`) as a fraction of the copy's bandwidth.
 """
 
 import argparse

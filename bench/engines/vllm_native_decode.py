@@ -14,7 +14,7 @@ that it needs:
 
 Every engine computes the batch's prompts once, which fills its prefix cache; then the batch is
 generated with 1 token and with N, in turns. A rate is that of the tokens between. request_bytes is
-what a request of this length takes in the engine's pool: the pool's bytes times the length, over
+the size of a request of this length in the engine's pool: the pool's bytes times the length, over
 the tokens that vLLM says the pool has room for. attention names the backend that vLLM chose, with
 the version of FlashAttention.
 """
@@ -36,8 +36,8 @@ from engine_process import Engine  # noqa: E402
 from vllm_ttft import MODEL  # noqa: E402
 
 KINDS = {"bf16": {}, "fp8": {"kv_cache_dtype": "fp8"}, "crumb": {"attention_backend": "CUSTOM"}}
-BLOCK_TOKENS = 64  # of an INT2 block
-FREE_TOKENS = 32 * 1024  # of a pool beside the batch, for blocks that it computes again
+BLOCK_TOKENS = 64  # tokens of an INT2 block
+FREE_TOKENS = 32 * 1024  # room in the pool beside the batch, for blocks that it computes again
 
 
 @functools.lru_cache
@@ -75,7 +75,7 @@ def measure(options, kind, engine, prompts):
     """The row of one engine, while others wait."""
     about, steps, pool = engine.ready(), options.steps, pool_bytes(options, kind)
     capacity = about.get("cache_tokens")
-    engine.ask(batch=[[5] * 600] * 2, max_tokens=4)  # compiles what the first requests need
+    engine.ask(batch=[[5] * 600] * 2, max_tokens=4)  # compiles the kernels of the first requests
     prefill = engine.ask(batch=prompts, max_tokens=1)["seconds"]
     rates = []
     for _ in range(options.rounds):

@@ -12,8 +12,8 @@ request for one token:
   plain      the engine without connector computes the prompt
   cold       the engine with connector computes the prompt, misses, and stores its pages
   warm-host  the pages come from crumbd's memory
-  own-cache  the engine's own prefix cache has as many tokens as the hit before, which is what is
-             left of the time if loading takes none
+  own-cache  the engine's own prefix cache has as many tokens as the hit before, so this is the
+             time of a hit whose loading takes none
   warm-ssd   the pages come from SSD: crumbd was killed and started again. With --load auto they
              are waited for at most `deadline` seconds, and not at all once that was slower than
              computing
@@ -45,10 +45,10 @@ MODEL = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_s
          "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
          "tie_word_embeddings": True, "attention_bias": False, "torch_dtype": "bfloat16",
          "bos_token_id": 1, "eos_token_id": 2}
-BATCH, CONTEXT, DECODED = 6, 8000, 256  # of the decode measurement
+BATCH, CONTEXT, DECODED = 6, 8000, 256  # sizes of the decode measurement
 LONG_SECONDS = 120
 WARM_UP_TOKENS = 20000  # several prefill steps
-PROBE_TOKENS = 1024  # of a prompt that shows whether crumbd is reached
+PROBE_TOKENS = 1024  # length of a prompt that shows whether crumbd is reached
 
 
 class Bench:
@@ -73,7 +73,7 @@ class Bench:
         return Engine(self.options.python, self.model, config, {
             "enforce_eager": False, "load_format": "dummy", "skip_tokenizer_init": True,
             "max_model_len": self.options.tokens + 1024, "max_num_seqs": 64,
-            "gpu_memory_utilization": 0.25,  # what must be free at the start
+            "gpu_memory_utilization": 0.25,  # fraction that must be free at the start
             "kv_cache_memory_bytes": int(self.options.cache_gib * 2**30)}, ready=False)
 
     def prompt(self, tokens):
@@ -169,7 +169,7 @@ class Bench:
         try:
             for engine in engines.values():
                 engine.ready()
-            for engine in engines.values():  # compiles and pins what the first requests need
+            for engine in engines.values():  # compiles and pins for the first requests
                 engine.generate(self.prompt(WARM_UP_TOKENS), max_tokens=2)
             prompts = [self.prompt(self.options.tokens) for _ in range(self.options.prompts)]
             self.timed(engines["plain"], "plain", None, prompts)

@@ -408,7 +408,7 @@ std::vector<DecodeWorkload> StandardDecodeWorkloads() {
   w.kv_heads = 1;
   all.push_back(w);
   all.push_back(Uniform("two sequences", 32, 2, 32768, 0));
-  // The same workload with the other form.
+  // Adds a workload again with the other form.
   const auto add_planned = [&all](size_t same) {
     DecodeWorkload planned = all[same];
     planned.form = kernels::cuda::DecodeForm::kPlanned;

@@ -60,7 +60,7 @@ using WindowRows = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::R
 
 // A published KV cache quantizer, for comparison: it encodes a window of 64 tokens that leaves the
 // recent window. The bytes contain everything that decoding needs except the method's constants, so
-// their number is what the method stores. Written for clarity, not for speed. Immutable, so
+// their number is the method's storage cost. Written for clarity, not for speed. Immutable, so
 // thread-safe.
 class WindowCodec {
  public:

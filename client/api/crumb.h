@@ -70,11 +70,11 @@ typedef struct crumb_client_options {
   /* 16 random bytes that the engine's processes have in common; NULL: an engine of its own */
   const uint8_t* engine;
   uint64_t staging_bytes;      /* requested size; crumbd may grant less; 0: 64 MiB */
-  uint32_t connect_timeout_ms; /* for one attempt; 0: 1,000 */
+  uint32_t connect_timeout_ms; /* limit of one attempt; 0: 1,000 */
   uint32_t call_timeout_ms;    /* 0: 2,000 */
   /* PEM files for TLS to `address`; NULL or "": none. */
   const char* tls_ca_file;   /* verifies crumbd's certificate */
-  const char* tls_cert_file; /* of this process, if crumbd verifies its callers */
+  const char* tls_cert_file; /* this process's certificate, if crumbd verifies callers */
   const char* tls_key_file;
   /* expected name in crumbd's certificate; NULL: the host of `address` */
   const char* tls_server_name;
@@ -268,7 +268,7 @@ typedef struct crumb_worker_counters {
   uint64_t publish_dropped;
   uint64_t windows_measured;
   uint64_t quality_alarms;
-  uint64_t hit_tokens_device; /* since version 2 */
+  uint64_t hit_tokens_device; /* set since version 2 */
   uint64_t pool_pages;
 } crumb_worker_counters;
 

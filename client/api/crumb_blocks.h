@@ -31,7 +31,7 @@ typedef struct crumb_block_attention crumb_block_attention;
 
 typedef struct crumb_block_geometry {
   size_t size;             /* set by the caller; members beyond it are not written */
-  uint32_t tile_bytes;     /* of 64 tokens of one KV head, K and V */
+  uint32_t tile_bytes;     /* bytes of 64 tokens of one KV head, K and V */
   uint32_t rows_per_block; /* BF16 rows (K and V) for each KV head that a block has room for */
   uint32_t sink_blocks;    /* per request */
   uint32_t recent_blocks;  /* per request */

@@ -61,8 +61,8 @@ CRUMB_API crumb_code crumb_device_worker_wait_published(crumb_device_worker* wor
 CRUMB_API crumb_code crumb_device_worker_read_counters(crumb_device_worker* worker,
                                                        crumb_worker_counters* out);
 
-/* As crumb_sequence_begin, _lead and _follow. Cached pages may still be in flight when these
- * return; the batch waits for them on its stream. */
+/* The counterparts of crumb_sequence_begin, _lead and _follow. When they return, cached pages may
+ * still be in flight; the batch waits for them on its stream. */
 CRUMB_API crumb_code crumb_device_sequence_begin(crumb_device_worker* worker, const int32_t* tokens,
                                                  size_t count,
                                                  const crumb_sequence_options* options,

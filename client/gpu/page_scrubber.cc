@@ -125,7 +125,7 @@ PageScrubber::Pages PageScrubber::Choose() {
 // workers' pages are crumbd's.
 std::vector<PageScrubber::Item> PageScrubber::Gather(const Pages& pages) const {
   std::vector<Item> items;
-  Pages ask;
+  Pages unknown;
   for (const std::weak_ptr<const Page>& one : pages) {
     const std::shared_ptr<const Page> held = one.lock();
     if (held == nullptr) continue;
@@ -134,10 +134,10 @@ std::vector<PageScrubber::Item> PageScrubber::Gather(const Pages& pages) const {
     if (page.has_sums.is_set()) {
       items.push_back({one, page.tile_sums});
     } else if (page.slot->shared != nullptr) {
-      ask.push_back(one);
+      unknown.push_back(one);
     }
   }
-  AddFromCrumbd(ask, &items);
+  AddFromCrumbd(unknown, &items);
   return items;
 }
 

@@ -34,7 +34,7 @@ class PassTables {
     int fresh_tokens = 0;
     int fresh_begin = 0;
     int held_head = 0;  // 1 + the KV head whose queries the pass keeps; 0: none
-    // Lengths including the fresh rows, which tell Append where these go.
+    // Lengths including the fresh rows; Append writes these at the ends.
     int sink_after = 0;
     int recent_after = 0;
     int begin_after = 0;

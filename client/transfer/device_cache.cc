@@ -374,7 +374,7 @@ absl::Status DeviceCache::LoadChunk(const DeviceCopyWork& work, Pages pages,
   lane.used = true;
   CRUMB_RETURN_IF_ERROR(loads_.tables->Send(*slot, stream));
   const absl::Status copied = CopyIn(work, pages, arena, lane);
-  // As in StoreChunk, the events stand for work that was enqueued before an error, too.
+  // The events include work that was enqueued before an error, too, which StoreChunk also does.
   CRUMB_RETURN_IF_ERROR(device_->Record(lane.filled.get(), loads_.copies.get()));
   CRUMB_RETURN_IF_ERROR(device_->Wait(stream, lane.filled.get()));
   const absl::Status written = copied.ok() ? Dequantize(work, pages, slot->device, stream) : copied;

@@ -135,7 +135,7 @@ class DeviceCache {
   std::unique_ptr<DeviceConstants> constants_;
   ModelMeans means_;
   DeviceBuffer addresses_;     // [2, layers] of K and of V
-  kernels::cuda::PagedKv kv_;  // without a block table
+  kernels::cuda::PagedKv kv_;  // its block table is empty
   size_t lane_bytes_ = 0;
   size_t workspace_bytes_ = 0;
   DeviceBuffer workspace_;  // used by one Quantize after the other

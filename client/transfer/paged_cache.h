@@ -11,7 +11,7 @@
 
 namespace crumb::client {
 
-// Checks the shape of a cache for `layers` layers. kInvalidArgument names what is wrong.
+// Checks the shape of a cache for `layers` layers. kInvalidArgument names the wrong field.
 absl::Status CheckCache(const PagedCache& cache, int layers);
 
 // Checks that `blocks` covers pages [first_page, end_page) and that every block of them lies in the

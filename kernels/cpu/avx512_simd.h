@@ -19,7 +19,7 @@ template <bool kDotProducts>
 struct Simd {
   using F = __m512;
   using I = __m512i;
-  using Acc = __m512i;  // without VNNI sums of two byte products in 16 bits, as in avx2_simd.h
+  using Acc = __m512i;  // if no VNNI: 16-bit sums of two byte products (avx2_simd.h)
   using Key = __m512i;  // 32 channels in bf16, or 16 in floats
   using QueryElement = std::conditional_t<kDotProducts, Bf16, float>;
 

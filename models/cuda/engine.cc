@@ -284,7 +284,7 @@ class CublasEngine : public Engine {
         "norm");
   }
 
-  // Appends the logits of `rows` rows from `first` on, and waits for them. `chained` tells whether
+  // Appends the logits of `rows` rows from `first` on, and waits for them. `chained`: whether
   // chains computed the chunk.
   absl::Status ReadLogits(bool chained, int first, int rows, Logits* logits) {
     const size_t begin_row = size_t{1} * first * config_.hidden_size;

@@ -57,7 +57,7 @@ class Consumer {
     }
   }
 
-  // Tells the other blocks that this block has written its outputs.
+  // Signals to the other blocks that this block has written its outputs.
   __device__ __forceinline__ void Arrive() {
     ptx::SyncThreads(kConsumers, kThreads);
     if (threadIdx.x != 0) return;

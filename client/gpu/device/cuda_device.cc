@@ -208,7 +208,7 @@ absl::StatusOr<OpenDevice> OpenCudaDevice(int ordinal) {
   int same_address = 0;
   CRUMB_RETURN_IF_ERROR(FromCuda(
       cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem, ordinal),
-      "asking for the device's attributes"));
+      "reading the device's attributes"));
   return OpenDevice(new CudaDevice(ordinal, same_address != 0));
 }
 

@@ -257,7 +257,7 @@ absl::StatusOr<std::vector<std::shared_ptr<const DeviceSlot>>> DevicePool::Hold(
     record.committed = true;
     if (record.withdrawn || record.header != nullptr || !record.encoded_header.empty()) continue;
     record.encoded_header = fragment->header;
-    if (!record.encoded_header.empty()) record.encoded_header_keeper = held->lease->device_store();
+    if (!record.encoded_header.empty()) record.encoded_header_owner = held->lease->device_store();
   }
   return slots;
 }
@@ -285,7 +285,7 @@ absl::Status DevicePool::Withdraw(std::span<const uint64_t> slots, std::span<con
       record->withdrawn = true;
       record->header = nullptr;
       record->encoded_header = {};
-      record->encoded_header_keeper = nullptr;
+      record->encoded_header_owner = nullptr;
     }
   }
   CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<PoolSession> session, Joined());

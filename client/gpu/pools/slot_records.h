@@ -22,7 +22,7 @@ struct SlotRecord {
   // as crumbd sent it (`encoded_header`). Neither: the slot is blank, or its page is unknown.
   std::shared_ptr<const FragmentHeader> header;
   std::span<const std::byte> encoded_header;
-  std::shared_ptr<const void> encoded_header_keeper;
+  std::shared_ptr<const void> encoded_header_owner;
   std::shared_ptr<PoolSession> held_by;  // the session that reserved it; null: a lease holds it
 };
 

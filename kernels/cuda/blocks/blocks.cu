@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kMoveThreads)
   const int pieces = p.head_dim / 8;
   const int piece = threadIdx.x % pieces;
   const bool value = threadIdx.x / pieces % 2 == 1;
-  const int rows = kMoveThreads / (2 * pieces);  // in one round of the block
+  const int rows = kMoveThreads / (2 * pieces);  // rows per round of the block
   const int first = blockIdx.x * rows * kRowsAtOnce + threadIdx.x / (2 * pieces);
   uint4 x[kRowsAtOnce];
   uint4* to[kRowsAtOnce];

@@ -7,7 +7,7 @@
 #include "kernels/block_format.h"
 #include "kernels/tile.h"
 
-// One step of attention over an engine's blocks (kernels/block_format.h defines what they hold).
+// One step of attention over an engine's blocks (kernels/block_format.h defines their contents).
 // The attention and evict kernels read BF16 rows at fixed strides, whereas blocks hold them in
 // pieces of rows_per_block. A step therefore has tables, which PlanBlocks computes once from the
 // engine's block tables, and row memory, to which each layer gathers the sink, the recent window
@@ -32,7 +32,7 @@ enum BlockFault : uint32_t {
 
 // Written by the device to memory that the host reads without waiting.
 struct BlockStatus {
-  uint32_t fault;  // of the latest request at fault; kBlockFaultNone: there was none
+  uint32_t fault;  // fault of the latest faulty request; kBlockFaultNone: none
   uint32_t request;
 };
 
@@ -57,7 +57,7 @@ CRUMB_HOST_DEVICE constexpr int RequestSlots(const BlockGeometry& geometry) {
   return kBlockTokens + geometry.recent_tokens + kBlockTokens;
 }
 
-// The arrays that PlanBlocks writes. An entry is what the attention kernels call a sequence: first
+// The arrays that PlanBlocks writes. An entry is a sequence in the attention kernels' terms: first
 // come `decode_entries` requests with one fresh token, then groups of up to 64 fresh tokens of
 // other requests. The tokens of a group attend the same history. Entries without tokens have
 // lengths of 0.
@@ -84,10 +84,10 @@ struct PlanBlocksParams {
   BlockTables tables;
   int requests = 0;
   int decodes = 0;         // leading requests, which have one fresh token each or none
-  int decode_entries = 0;  // at least `decodes`
+  int decode_entries = 0;  // `decodes` or more
   int groups = 0;          // entries of the other requests; BlockGroups
   int windows_max = 0;
-  int pages_max = 1;                     // of an entry
+  int pages_max = 1;                     // pages of an entry, or more
   int tokens = 1;                        // fresh tokens of all requests, or more
   int request_tokens_max = 1;            // fresh tokens of one request, or more
   const int32_t* query_start = nullptr;  // [requests + 1]
@@ -102,7 +102,7 @@ struct PlanBlocksParams {
   int position_blocks = 1;
   int pages_per_position_block = 1;
   uint64_t rows = 0;      // the row memory
-  int64_t row_bytes = 0;  // between two slots
+  int64_t row_bytes = 0;  // distance between two slots
   BlockStatus* status = nullptr;
 };
 
@@ -123,7 +123,7 @@ struct MoveBlockRowsParams {
   int kv_heads = 1;
   int head_dim = 128;
   BlockTable sink, recent;
-  std::byte* sink_blocks = nullptr;  // of this layer
+  std::byte* sink_blocks = nullptr;  // this layer's blocks
   std::byte* recent_blocks = nullptr;
   int64_t block_stride = 0;  // bytes
   const Bf16* k = nullptr;   // [tokens, kv_heads, head_dim]; strides are elements between tokens

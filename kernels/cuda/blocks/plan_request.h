@@ -157,8 +157,9 @@ CRUMB_HOST_DEVICE inline void ClearEntry(const BlockTables& t, int e) {
 }
 
 // Writes the offset of the history block that is page `page` of entry e. If the block is outside
-// the pool, the request fails after all: its header is what it was, and its entries are empty. Each
-// of them empties itself, because CheckRequest has checked the blocks that only some of them have.
+// the pool, the request fails after all: its header stays unchanged, and its entries are empty.
+// Each of them empties itself, because CheckRequest has checked the blocks that only some of them
+// have.
 CRUMB_HOST_DEVICE inline void WritePage(const PlanBlocksParams& p, int e, int page) {
   const BlockTables& t = p.tables;
   const int r = t.request[e];

@@ -77,7 +77,7 @@ constexpr Columns MakeColumns(int bytes_after) {
   return k;
 }
 
-// Rows[l][8 h + 2 m + e] is what output bit 8 m + 2 c + e of row r + 8 h contributes to the raw
+// Rows[l][8 h + 2 m + e] is the contribution of output bit 8 m + 2 c + e of row r + 8 h to the raw
 // checksum.
 struct Rows {
   uint32_t word[32][16];

@@ -23,10 +23,10 @@ constexpr bool StagesFactors(int query_tiles, bool interleaved) {
 constexpr uint32_t FactorBytes(int rows) { return 16 * kFactorStride + kQueryPiece * rows; }
 
 // Offsets of the arrays in a block's shared memory, in bytes. `blocks` is the size of a cluster.
-// Arrays marked "from all" are also written by the cluster's other blocks.
+// Arrays marked "written from all" are also written by the cluster's other blocks.
 struct ClusterLayout {
   uint32_t barriers;     // mbarriers: of the rings, then 3 of the exchanges
-  uint32_t query;        // from all: rotated query, [rows] rows of dim + 4 floats
+  uint32_t query;        // written from all: rotated query, [rows] rows of dim + 4 floats
   uint32_t query_parts;  // [dim / 16, rows, slice] partial sums of the block's slice of it
   // [slice] rows of R_V of dim + 4 floats, in the place of query_parts after these are summed;
   // staged factors of the query, [dim / 16] FactorBytes, are in this place before
@@ -34,10 +34,11 @@ struct ClusterLayout {
   uint32_t fragment;    // RotatedQuery::fragment
   uint32_t constant;    // RotatedQuery::constant
   uint32_t warp_state;  // [warps, rows] running max and sum
-  uint32_t partial;     // from all: [blocks, rows, 2, slice] sums over history and over windows
-  // from all: [blocks, rows, 4] running max, sum, the history's part of the sum
+  uint32_t
+      partial;  // written from all: [blocks, rows, 2, slice] sums over history and over windows
+  // written from all: [blocks, rows, 4] running max, sum, the history's part of the sum
   uint32_t block_state;
-  uint32_t merged;     // from all: merged output of the history, [rows] rows of dim + 4 floats
+  uint32_t merged;  // written from all: merged output of the history, [rows] rows of dim + 4 floats
   uint32_t bf16_part;  // [rows, slice] merged output of the windows
   uint32_t row_state;  // [rows, 2] running max and sum
   uint32_t arrived;    // number of the problem's clusters that arrived before this one

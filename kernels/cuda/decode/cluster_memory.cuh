@@ -17,8 +17,8 @@ namespace crumb::kernels::cuda {
 
 // The problem and the part of it that a block processes.
 struct ClusterPlace {
-  int rank;    // of the block in its cluster
-  int blocks;  // of the cluster
+  int rank;    // the block's rank in its cluster
+  int blocks;  // blocks of the cluster
   int part;    // index of the cluster among the problem's clusters
   int parts;
   int sequence;

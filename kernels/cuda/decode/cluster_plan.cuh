@@ -54,7 +54,7 @@ __device__ inline bool PlanClusters(const ClusterPlan& plan, const int32_t* cost
   total = __reduce_add_sync(~0u, total);
   largest = __reduce_max_sync(~0u, largest);
   present = __reduce_add_sync(~0u, present);
-  const int clusters = plan.clusters / kv_heads;  // of a KV head
+  const int clusters = plan.clusters / kv_heads;  // clusters of a KV head
   bool taken = present > 0 && present <= clusters;
   int cost = 1;
   if (taken) {

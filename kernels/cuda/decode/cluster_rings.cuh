@@ -96,7 +96,7 @@ class PageRing : public ClusterSlots<T> {
     const uint64_t address = __shfl_sync(~0u, address_, index_) + base_;
     if (threadIdx.x % 32 == 0) {
       ptx::ArriveExpecting(this->fill_barrier(), T::kTileBytes);
-      ptx::Arrive(this->fill_barrier(), 31);  // on behalf of the other lanes
+      ptx::Arrive(this->fill_barrier(), 31);  // arrivals of the other lanes
       ptx::CopyBulk(this->fill_slot(), address, T::kTileBytes, this->fill_barrier());
     }
     this->Filled();

@@ -16,9 +16,9 @@ __device__ __forceinline__ float Log2(float x) {
   return y;
 }
 
-// Adds `x` to a counter in device memory and returns the old value. Orders what the block wrote
-// before a barrier ahead of the addition, and what other blocks wrote before theirs ahead of later
-// reads.
+// Adds `x` to a counter in device memory and returns the old value. The block's writes before a
+// barrier are ordered ahead of the addition, and other blocks' writes before their additions ahead
+// of later reads.
 __device__ __forceinline__ int AddReleaseAcquire(int32_t* p, int x) {
   int old;
   asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;"

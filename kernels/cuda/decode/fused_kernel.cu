@@ -6,7 +6,7 @@
 namespace crumb::kernels::cuda {
 namespace {
 
-// One kernel that contains both schedules; the plan tells each block which one to run. Blocks of
+// One kernel that contains both schedules; the plan says for each block which one to run. Blocks of
 // all clusters run at once. Code near the kernel's entry is in the instruction cache when the
 // kernel starts, while code 100 KB further on is missed line by line in every launch
 // (docs/kernels/decode_attempts.md). Clusters, whose calls are shorter, therefore come first: the

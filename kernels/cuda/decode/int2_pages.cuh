@@ -335,9 +335,9 @@ __device__ __forceinline__ int AttendPages(const DecodeKernelParams& k, const Se
   return page;
 }
 
-// Subtracts from the accumulators what they grew by the mean of the codes, 1.5 times the sum of
-// weights. Tensor cores truncate sums towards zero, and the largest sums lose most; codes are 0 to
-// 3, so an accumulator grows with every token unless this is called every kLevelPages pages.
+// Subtracts from the accumulators the contribution of the codes' mean, which is 1.5 times the sum
+// of weights. Tensor cores truncate sums towards zero, and the largest sums lose most; codes are 0
+// to 3, so an accumulator grows with every token unless this is called every kLevelPages pages.
 template <class T>
 __device__ __forceinline__ void Level(SegmentState<T>& state, Int2Sums<T>& sums) {
 #pragma unroll

@@ -21,7 +21,7 @@ struct RotatedQuery {
 // Terms of a row's INT2 logit under a soft cap.
 struct RowTerms {
   float factor;  // raw score -> nats before the cap
-  float offset;  // of the page's position block, nats
+  float offset;  // the page's position block's term, nats
   float shift;   // nats
 };
 template <class T>

@@ -96,9 +96,9 @@ class SplitMerger {
     __device__ __forceinline__ int splits() const { return int2_count + bf16_count; }
   };
 
-  // A row of the pass: where its output goes and what it is divided by.
+  // A row of the pass: the place of its output and the sum that it is divided by.
   struct PassRow {
-    int64_t index;  // of the row in the output, -1: none
+    int64_t index;  // index of the row in the output, -1: none
     float running_max;
     float sum;
     float mass;  // the history's part of the sum
@@ -485,7 +485,7 @@ class SplitMerger {
 
   const DecodeKernelParams& k_;
   const QueryRows rows_;
-  int places_;        // of a pass
+  int places_;        // number of rows of a pass
   float* history_;    // [places] rows of the INT2 part in the rotated basis, a row's parts together
   float* bf16_part_;  // [places] rows of the BF16 part, likewise
   float* inverse_rotated_;  // [kInnerParts, places] rows of the INT2 part in the model's basis

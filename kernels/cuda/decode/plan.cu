@@ -79,7 +79,8 @@ __device__ SequenceCost CostOf(const PlanArguments& a, int sequence, int workers
   cost.first_page = 0;
   if (a.window > 0) {
     const int total = sink + pages * a.page_tokens + recent;
-    const int oldest = total - a.q_tokens - a.window + 1;  // of the first query token
+    const int oldest =
+        total - a.q_tokens - a.window + 1;  // oldest token that the first query token sees
     cost.first_page = min(max(oldest - sink, 0) / a.page_tokens, pages);
   }
   cost.pages = pages - cost.first_page;
@@ -229,7 +230,7 @@ __device__ void WriteProblem(const PlanArguments& a, const PlanState& state, int
   }
 }
 
-// Writes what all work ranges of a block have in common: the segments of the block.
+// Writes the segments of a block, which all its work ranges have in common.
 __device__ void CompleteWorkRanges(const PlanArguments& a, const PlanState& state, int block) {
   WorkRange* work_ranges = a.plan.work_ranges + block * a.workers_max;
   int begin = 0, end = 0, head = 0;

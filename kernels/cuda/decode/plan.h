@@ -51,8 +51,8 @@ struct alignas(128) WorkRange {
   int32_t end;
   int32_t block_begin;  // segments of the whole block
   int32_t block_end;
-  int32_t block_head;  // of its first segment
-  int32_t workers;     // of the block: 1 or DecodeLaunch::workers_max()
+  int32_t block_head;  // KV head of its first segment
+  int32_t workers;     // workers of the block: 1 or DecodeLaunch::workers_max()
 };
 static_assert(sizeof(WorkRange) == 128);
 

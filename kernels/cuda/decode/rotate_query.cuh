@@ -31,7 +31,7 @@ struct RoundedQuery {
   static constexpr int kParts = T::kDim / 64, kPasses = (T::kDim + 127) / 128;
   static constexpr int kErrorUnit = 256;  // resolution of rounding errors, in parts of a step
   int value[kPasses][4];
-  int sum[kPasses][2];    // of this lane's channels below, and from, channel 32 of each 64
+  int sum[kPasses][2];    // sums over this lane's channels below, and from, channel 32 of each 64
   int error[kPasses][2];  // rounding errors of the same
 
   __device__ __forceinline__ static int Q() { return threadIdx.x % 32 / 4 % 4; }

@@ -91,7 +91,7 @@ __device__ __forceinline__ void CopyChunkBulk(const ChunkSource& source, int pag
   const int lane = threadIdx.x % 32, row = 2 * lane;
   if (lane == 0) {
     ptx::ArriveExpecting(barrier, source.rows * kBytes);
-    ptx::Arrive(barrier, 31);  // on behalf of the other lanes
+    ptx::Arrive(barrier, 31);  // arrivals of the other lanes
   }
   if (row >= source.rows) return;
   const bool page = source.InPage(paged), ring = !source.sink && !page;
@@ -313,7 +313,7 @@ class TileRing {
     if constexpr (kBulk) {
       if (lane_ == 0) {
         ptx::ArriveExpecting(barrier, bytes);
-        ptx::Arrive(barrier, 31);  // on behalf of the other lanes
+        ptx::Arrive(barrier, 31);  // arrivals of the other lanes
         ptx::CopyBulk(slot, address, bytes, barrier);
       }
     }

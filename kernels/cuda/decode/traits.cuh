@@ -36,10 +36,10 @@ struct DecodeTraits {
   // Score MMAs: 64 channels take two steps, each of them twice if they span two groups.
   static constexpr int kGroupSplit = dim / groups == 32 ? 2 : 1;
   static constexpr int kDotSteps = dim / 32 * kGroupSplit;
-  static constexpr int kDotTiles = 2 * query_tiles - (interleaved ? 1 : 0);  // of 8 columns
+  static constexpr int kDotTiles = 2 * query_tiles - (interleaved ? 1 : 0);  // tiles of 8 columns
   static constexpr int kRows = 8 * query_tiles - (interleaved ? 4 : 0);  // query rows, with padding
   static constexpr int kLaneRows = 2 * query_tiles - (interleaved ? 1 : 0);  // query rows per lane
-  static constexpr int kFragmentWords = kDotTiles * kDotSteps * 64;          // of a rotated query
+  static constexpr int kFragmentWords = kDotTiles * kDotSteps * 64;  // words of a rotated query
   static constexpr int kCodeBytes = kTokens * dim / 4;
   static constexpr int kMetaBytes = kTokens * groups * 4;
   static constexpr int kTileBytes = 2 * (kCodeBytes + kMetaBytes);

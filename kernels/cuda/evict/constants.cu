@@ -16,7 +16,7 @@ __global__ void RotationKernel(const float* rotation, int dim, int parts, uint16
   rotation += matrix * dim * dim;
   prepared += matrix * parts * dim * dim;
   for (int i = blockIdx.x * kThreads + threadIdx.x; i < dim * dim; i += gridDim.x * kThreads) {
-    const int column = i / dim, inner = i % dim;  // of the MMA's operand B
+    const int column = i / dim, inner = i % dim;  // position in the MMA's operand B
     const int chunk = inner / kChunkChannels, k = inner % kChunkChannels;
     float left = rotation[inner * dim + column];
     const int at = column * kChunkChannels + 8 * ((k / 8) ^ (column % 8)) + k % 8;

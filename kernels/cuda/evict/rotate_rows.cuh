@@ -9,8 +9,8 @@
 #include "kernels/cuda/evict/constants.h"
 
 // Multiplication of rows by R on the tensor cores. A row is exact in bf16, and R is the sum of two
-// bf16 parts, so y is accurate to 2^-18 of the row; with a third part, to what truncation in the
-// tensor cores loses.
+// bf16 parts, so y is accurate to 2^-18 of the row; with a third part the only error is truncation
+// in the tensor cores.
 namespace crumb::kernels::cuda {
 
 // Rows r and r + 8 as pairs of channels, in the order of MMA operands: x[n][a] is channels 8 n + 2

@@ -38,7 +38,7 @@ class WindowEvictor {
       : k_(k),
         p_(k.p),
         shared_(shared),
-        // A shuffle tells the compiler that the warp's index is uniform, so that warps do not
+        // The shuffle makes the warp's index uniform for the compiler, so that warps do not
         // diverge on it.
         warp_(__shfl_sync(~0u, threadIdx.x / 32, 0)),
         waited_(!k.p.overlap_previous) {}
@@ -122,7 +122,7 @@ class WindowEvictor {
   __device__ __forceinline__ volatile uint64_t* PlacedMean() const {
     return reinterpret_cast<volatile uint64_t*>(State() + 64) + WarpgroupIndex();
   }
-  __device__ __forceinline__ char* Rows() const {  // of this warp
+  __device__ __forceinline__ char* Rows() const {  // this warp's rows
     return State() + Layout::kStateBytes + Warpgroups() * kMeanBytes<T::kDim> +
            warp_ * Layout::kRowBytes;
   }
@@ -382,7 +382,7 @@ class WindowEvictor {
   // --- Windows -------------------------------------------------------------------------------
 
   // Waits until the previous kernel has ended and then lets the next kernel begin. The next kernel
-  // must not begin earlier: what it reads before its own wait may have been written by the kernel
+  // must not begin earlier: its reads before its own wait may be of data written by the kernel
   // before this one, which must have ended by then. A block waits in the middle of its first
   // window, so that of consecutive calls each hides half of the next.
   __device__ __forceinline__ void WaitPrevious() {

@@ -228,7 +228,7 @@ __device__ __forceinline__ uint64_t Matrix(const void* shared) {
 // Waits for both consumer warpgroups.
 __device__ __forceinline__ void SyncConsumers() { ptx::SyncThreads(3, 256); }
 
-// Tells the producers that this consumer has finished with the memory that the next tokens are
+// Signals to the producers that this consumer has finished with the memory that the next tokens are
 // copied to. It does not wait.
 template <class T>
 __device__ __forceinline__ void SignalProducers() {
