@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Everything that needs a GPU in one call, on a machine with one: builds for its architecture, runs
 # the checks over all GPUs and cores, then the timings by themselves, then compute-sanitizer where
-# it is installed. Ends with what failed. Sees the GPUs that CUDA_VISIBLE_DEVICES names, or all.
+# it is installed. Prints the failures at the end. Sees the GPUs that CUDA_VISIBLE_DEVICES names, or all.
 #   tests/gpu.sh [--programs DIR] [--output DIR] [--commit NAME] [--only SECTION,SECTION...]
 # --programs DIR  take DIR/bin, DIR/lib and DIR/tests, built before; nothing is built
 # --output DIR    for logs and timings; without it, a new temporary folder
@@ -43,7 +43,7 @@ if [[ -z "$programs" ]]; then
     exit 1
   fi
   programs=build/gpu
-  # 9.0 to 90a: Hopper's kernels use what only this very architecture has.
+  # 9.0 becomes 90a: Hopper's kernels use instructions that only this architecture has.
   architecture=${capability//./}
   [[ "$architecture" != 90 ]] || architecture=90a
   bash deploy/install_packages.sh --tests || exit 1

@@ -26,8 +26,8 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# Seconds of a section on a host that runs so many programs at once, with fewer of them more; what
-# has not begun by then does not.
+# Seconds of a section on a host that runs so many programs at once, with fewer of them more; jobs
+# that have not begun by then do not run.
 SECTION_SECONDS = {"checks": 150, "timings": 280, "sanitizers": 150}
 SECTION_SLOTS = 32
 CHECK_SECONDS = 200
@@ -65,14 +65,14 @@ CLUSTERS = {"decode": "*/clusters:*/auto", "bf16_history": "*DecodeOf*"}
 
 @dataclasses.dataclass
 class Job:
-    name: str  # of its log
-    row: str  # of the table; a row may have several jobs
+    name: str  # the name of its log
+    row: str  # the table's row; a row may have several jobs
     command: list
     seconds: int
     environment: dict = dataclasses.field(default_factory=dict)
-    gpus: int = 1  # that it sees
+    gpus: int = 1  # number that it sees
     gpu: int = 0  # the first of them
-    output: pathlib.Path = None  # of standard output, else it is in the log, too
+    output: pathlib.Path = None  # file for standard output, which else is in the log, too
     log: pathlib.Path = None
     code: int = None
     took: float = 0.0
@@ -228,7 +228,7 @@ def test_jobs(name, command, tests, parts, seconds, gpus=1):
 
 
 def run_rows(machine, report, jobs, section, judge):
-    """Runs jobs; judge(row's jobs) says what to print and why it failed, of a row that is done."""
+    """Runs jobs; judge(row's jobs) returns the text and the failure of a row that is done."""
     missing = collections.Counter(job.row for job in jobs)
     done = collections.defaultdict(list)
     for job in machine.run_all(jobs, section):
@@ -239,32 +239,32 @@ def run_rows(machine, report, jobs, section, judge):
         of_row = done[job.row]
         what, why = judge(of_row)
         total, longest = sum(j.took for j in of_row), max(j.took for j in of_row)
-        told = [f"{len(of_row)} parts, longest {longest:.1f} s"] if len(of_row) > 1 else []
-        told += [what] if what else []
-        report.row(job.row, total, "; ".join(told + ([f"FAILED: {why}"] if why else [])))
+        notes = [f"{len(of_row)} parts, longest {longest:.1f} s"] if len(of_row) > 1 else []
+        notes += [what] if what else []
+        report.row(job.row, total, "; ".join(notes + ([f"FAILED: {why}"] if why else [])))
         if why:
             report.fail(job.row, why)
             for bad in [j for j in of_row if j.code != 0][:3]:
-                report.excerpt(bad, told_of(bad.text()))
+                report.excerpt(bad, excerpt_of(bad.text()))
 
 
-def told_of(text):
-    """The lines of a log that tell of a failure, with a few lines behind each."""
-    lines, told, left = text.splitlines(), [], 0
+def excerpt_of(text):
+    """Returns the lines of a log that report a failure, with a few lines behind each."""
+    lines, shown, left = text.splitlines(), [], 0
     for line in lines:
         if re.search(r"Failure|FAILED|Error|ERROR SUMMARY|not done|not started", line):
             left = 6 if "Failure" in line else 1
         if left > 0:
-            told.append(line)
+            shown.append(line)
             left -= 1
-    return told
+    return shown
 
 
 def judge_tests(machine, tests, jobs):
     texts = [job.text() for job in jobs]
     ran = sum(ran_tests(text) for text in texts)
     skips = collections.Counter(skip for text in texts for skip in skips_of(text))
-    told = "".join(f"; {count} skipped: {reason}" for reason, count in skips.items())
+    skipped = "".join(f"; {count} skipped: {reason}" for reason, count in skips.items())
     why = []
     codes = sorted({job.code for job in jobs} - {0})
     if codes:
@@ -273,7 +273,7 @@ def judge_tests(machine, tests, jobs):
         why.append(f"{tests} tests were to run")
     if not all(may_lack(machine, reason) for reason in skips):
         why.append("skipped")
-    return f"{ran} tests{told}", ", ".join(why)
+    return f"{ran} tests{skipped}", ", ".join(why)
 
 
 def judge_program(jobs):
@@ -339,19 +339,19 @@ def find_sanitizer():
     return shutil.which("compute-sanitizer", path=folders)
 
 
-def told_by(*command):
+def output_by(*command):
     return subprocess.run(command, capture_output=True, text=True, timeout=60,
                           check=False).stdout
 
 
 def sanitizer_jobs(machine, sanitizer, tests):
-    version = re.search(r"Version (\d+)\.(\d+)", told_by(sanitizer, "--version"))
+    version = re.search(r"Version (\d+)\.(\d+)", output_by(sanitizer, "--version"))
     clusters = bool(version) and tuple(map(int, version.groups())) >= RACECHECK_OF_CLUSTERS
     if not clusters:
         print("  decode, bf16_history: clusters left out of racecheck, which needs "
               "compute-sanitizer 2026.4 for them")
     # It waits for its program on a port, one of ten.
-    many = "--max-connections" in told_by(sanitizer, "--help")
+    many = "--max-connections" in output_by(sanitizer, "--help")
     for tool in ("racecheck", "memcheck", "synccheck", "initcheck"):
         for test in SANITIZED:
             program = str(machine.programs / f"tests/kernels_cuda_{test}_test")
@@ -378,10 +378,10 @@ def sanitizers(machine, report, options):
 
     def judge(of_row):
         what, why = judge_tests(machine, tests[of_row[0].row], of_row)
-        told = collections.Counter(line for job in of_row for line in
+        summaries = collections.Counter(line for job in of_row for line in
                                    re.findall(r"^=+ ((?:ERROR|RACECHECK) SUMMARY.*|Error: .*)$",
                                               job.text(), re.M))
-        return "; ".join([what, *told]), why
+        return "; ".join([what, *summaries]), why
     run_rows(machine, report, list(sanitizer_jobs(machine, sanitizer, tests)), "sanitizers",
              judge)
 

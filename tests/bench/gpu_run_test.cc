@@ -31,7 +31,7 @@ TEST(GpuRunTest, JsonKeepsWhatAShellPassed) {
   EXPECT_EQ(json.size(), 7u);
 }
 
-TEST(GpuRunTest, WhatNobodyAskedSaysSo) {
+TEST(GpuRunTest, AFigureThatWasNotRequestedSaysSo) {
   const auto json = nlohmann::json::parse("{" + GpuRunJson({}) + "}");
   EXPECT_EQ(json["device"], "none");
   EXPECT_EQ(json["driver"], "unknown");

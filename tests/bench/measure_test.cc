@@ -76,8 +76,8 @@ TEST(CpuSecondsTest, GrowsWithWorkAndCountsOtherProcesses) {
   }
   const int self[] = {::getpid()};
   EXPECT_GT(CpuSeconds(self), CpuSeconds({}));
-  const int nobody[] = {1 << 27};  // more than the kernel gives
-  EXPECT_EQ(CpuSecondsOf(nobody), 0);
+  const int unused[] = {1 << 27};  // more than the kernel gives
+  EXPECT_EQ(CpuSecondsOf(unused), 0);
 }
 
 // Works for 3 ms of CPU time in a thread that ends, writes its CPU time to `out`, and sleeps.

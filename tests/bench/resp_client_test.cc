@@ -122,7 +122,7 @@ INSTANTIATE_TEST_SUITE_P(All, HostileReplyTest,
                                          "$-2\r\n", "$99999999999999999999\r\n", "+OK\r\n",
                                          ":5\r\n", "$2\r", std::string(10'000, 'a')));
 
-TEST(RespClientTest, NobodyThereIsUnavailable) {
+TEST(RespClientTest, NoServerThereIsUnavailable) {
   const auto port = FreeLoopbackPort();
   ASSERT_TRUE(port.ok());
   EXPECT_EQ(RespClient::Connect("127.0.0.1", *port).status().code(),

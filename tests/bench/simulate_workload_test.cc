@@ -111,8 +111,8 @@ TEST(SimulateTest, TransfersWaitForTheCardsOfBothEnds) {
   SimulatedNetwork network(3, {.rtt_us = 1000, .rtt_zones_us = 0, .zones = 1, .nic_gbit = 8});
   constexpr uint64_t kGb = 1'000'000'000;
   EXPECT_NEAR(network.Send(0, 1, 0, kGb), 1.0005, 1e-9);
-  EXPECT_NEAR(network.Send(0, 2, 0, kGb), 2.0005, 1e-9);    // behind the first, at node 0
-  EXPECT_NEAR(network.Send(2, 1, 0, kGb), 2.0005, 1e-9);    // behind the first, at node 1
+  EXPECT_NEAR(network.Send(0, 2, 0, kGb), 2.0005, 1e-9);    // queues after the first at node 0
+  EXPECT_NEAR(network.Send(2, 1, 0, kGb), 2.0005, 1e-9);    // queues after the first at node 1
   EXPECT_NEAR(network.Send(2, 0, 10, kGb), 11.0005, 1e-9);  // nothing is in its way
 }
 

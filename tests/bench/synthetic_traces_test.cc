@@ -28,7 +28,7 @@ TEST_P(SyntheticTraceTest, SeedDecidesEverything) {
   EXPECT_FALSE(Same(trace, *MakeSyntheticTrace(GetParam(), 6)));
 }
 
-// As in all traces of prompts, a block always follows the same block.
+// A block always follows the same block, which holds for all traces of prompts.
 TEST_P(SyntheticTraceTest, BlocksFormATree) {
   const BlockTrace trace = *MakeSyntheticTrace(GetParam(), 5);
   constexpr int64_t kUnseen = -2;

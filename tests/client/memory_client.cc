@@ -117,9 +117,9 @@ std::vector<QualitySample> MemoryClient::quality() const {
   return quality_;
 }
 
-std::vector<MemoryClient::Ask> MemoryClient::asks() const {
+std::vector<MemoryClient::Request> MemoryClient::requests() const {
   MutexLock lock(&mutex_);
-  return asks_;
+  return requests_;
 }
 
 void MemoryClient::Drop() {
@@ -141,15 +141,15 @@ void MemoryClient::Hide(const std::vector<PageKey>& keys) {
 }
 
 absl::StatusOr<AcquireResult> MemoryClient::Acquire(const AcquireRequest& request) {
-  if (before_acquire) before_acquire(asks().size());
+  if (before_acquire) before_acquire(requests().size());
   if (!up) return absl::UnavailableError("down");
   AcquireResult result;
   {
     MutexLock lock(&mutex_);
-    asks_.push_back({request.first_page,
-                     {request.keys.begin(), request.keys.end()},
-                     request.window_tokens,
-                     request.behind_miss});
+    requests_.push_back({request.first_page,
+                         {request.keys.begin(), request.keys.end()},
+                         request.window_tokens,
+                         request.behind_miss});
   }
   result.miss_reason = MissReason::kAbsent;
   if (request.behind_miss) return result;
@@ -174,7 +174,7 @@ absl::StatusOr<AcquireResult> MemoryClient::Acquire(const AcquireRequest& reques
   }
   if (result.hit_pages == 0) return result;
   leases_->fetch_add(1);
-  result.lease_id = asks_.size();
+  result.lease_id = requests_.size();
   std::shared_ptr<void> lease(hold.get(), [hold, leases = leases_](void*) mutable {
     hold.reset();
     leases->fetch_sub(1);

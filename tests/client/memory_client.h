@@ -23,8 +23,8 @@ class MemoryClient final : public Client {
   std::atomic<bool> up{true};
   // Generation of every keyspace; commits with another one are refused.
   std::atomic<uint64_t> generation{1};
-  std::atomic<bool> tells_drops{true};  // false: GenerationOf returns 0
-  PoolLink* link = nullptr;             // the result of pools()
+  std::atomic<bool> reports_drops{true};  // false: GenerationOf returns 0
+  PoolLink* link = nullptr;               // the result of pools()
 
   MemoryClient() = default;
   // Pages lie in one slab, as long as it has room; mapped() returns it.
@@ -39,13 +39,13 @@ class MemoryClient final : public Client {
   // The open keyspaces that hold INT2 pages.
   std::vector<KeyspaceId> int2_keyspaces() const;
   // The Acquires so far.
-  struct Ask {
+  struct Request {
     uint32_t first_page = 0;
     std::vector<PageKey> keys;
     uint32_t window_tokens = 0;
     bool behind_miss = false;
   };
-  std::vector<Ask> asks() const;
+  std::vector<Request> requests() const;
   // Called before each Acquire, with the number of Acquires before it. REQUIRES: it is set while no
   // Acquire runs.
   std::function<void(size_t)> before_acquire;
@@ -60,7 +60,9 @@ class MemoryClient final : public Client {
   bool WaitConnected(Duration) override { return up; }
   absl::StatusOr<KeyspaceInfo> OpenKeyspace(const KeyspaceSpec& spec, Duration timeout) override;
   KeyspaceState StateOf(const KeyspaceId& keyspace) override;
-  uint64_t GenerationOf(const KeyspaceId&) override { return tells_drops ? generation.load() : 0; }
+  uint64_t GenerationOf(const KeyspaceId&) override {
+    return reports_drops ? generation.load() : 0;
+  }
   // Drops every keyspace.
   void Drop();
   // The generations of all stored fragments, by key.
@@ -128,7 +130,7 @@ class MemoryClient final : public Client {
   std::map<KeyspaceId, KeyspaceState> states_ ABSL_GUARDED_BY(mutex_);
   std::vector<KeyspaceId> int2_ ABSL_GUARDED_BY(mutex_);
   std::vector<QualitySample> quality_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Ask> asks_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Request> requests_ ABSL_GUARDED_BY(mutex_);
   std::set<PageKey> hidden_ ABSL_GUARDED_BY(mutex_);
   const std::shared_ptr<std::atomic<size_t>> leases_ = std::make_shared<std::atomic<size_t>>(0);
 };

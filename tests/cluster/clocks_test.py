@@ -53,7 +53,7 @@ class ClocksTest(unittest.TestCase):
         return abs(ahead - datetime.timedelta(seconds=offset)) < datetime.timedelta(hours=1)
 
     def watch(self, group, i):
-        """Asks a router that follows node i from now on what it knows."""
+        """Returns a function that reads the known pages of a router that follows node i from now on."""
         router = subprocess.Popen([group.load, str(group.home(i)), "watch", "0", "0", "0", "0"],
                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -62,16 +62,16 @@ class ClocksTest(unittest.TestCase):
             router.wait(timeout=60)
             router.stdout.close()
 
-        def ask():
+        def counts():
             router.stdin.write("\n")
             router.stdin.flush()
-            told = json.loads(router.stdout.readline())
-            self.assertEqual((told["disorder"], told["lost"], told["ended"]), (0, 0, False), told)
-            return told
+            known = json.loads(router.stdout.readline())
+            self.assertEqual((known["disorder"], known["lost"], known["ended"]), (0, 0, False), known)
+            return known
 
         self.addCleanup(end)
-        wait_for(f"a snapshot of node {i}", lambda: ask()["snapshot"])
-        return lambda: ask()["pages"]
+        wait_for(f"a snapshot of node {i}", lambda: counts()["snapshot"])
+        return lambda: counts()["pages"]
 
     def check_group(self, etcd):
         group = self.group(etcd)
@@ -96,20 +96,20 @@ class ClocksTest(unittest.TestCase):
             wait_for("the clock moved", lambda: self.moved(group, offset))
             group.shares(0, 2, 400 if offset > 0 else 500)
         self.assertEqual(views, [group.metric(i, "crumb_view_changes_total") for i in range(3)])
-        # A router's view of a node is what the node has, whatever its clock did.
+        # A router's view of a node has the node's pages, whatever its clock did.
         for i in range(3):
             wait_for(f"the router of node {i} knows its pages", lambda i=i: known[i]()
                      == group.metric(i, 'crumb_resident_pages{tier="host"}') > 0)
         # The newest generation counts, not the latest clock.
-        keyspace = group.ask(2, "status")["keyspaces"][0]["keyspace"]
-        group.ask(2, "drop", keyspace, "--yes")
+        keyspace = group.call(2, "status")["keyspaces"][0]["keyspace"]
+        group.call(2, "drop", keyspace, "--yes")
         for i in range(3):
-            wait_for(f"node {i} hears of the drop", lambda i=i: group.ask(
+            wait_for(f"node {i} learns of the drop", lambda i=i: group.call(
                 i, "status")["keyspaces"][0]["generation"] == 2)
             self.assertEqual(group.work(i, "read", 100, 8, 40)["right"], 0)
-            wait_for(f"the router of node {i} hears of the drop", lambda i=i: known[i]() == 0)
+            wait_for(f"the router of node {i} learns of the drop", lambda i=i: known[i]() == 0)
         group.shares(2, 0, 600)
-        wait_for("the router of node 0 hears of what came", lambda: known[0]() >= 320)
+        wait_for("the router of node 0 learns of the new pages", lambda: known[0]() >= 320)
         # A node that dies leaves after its time, whatever its clock was.
         group.end(0, signal.SIGKILL)
         for i in (1, 2):

@@ -6,10 +6,10 @@
 //   cluster_load SOCKET_FOLDER write|read FIRST SEQUENCES PAGES WAIT_MS PROGRESS_FILE
 // goes on until its input ends: the writer with ever new sequences, whose number it keeps in
 // PROGRESS_FILE, the reader with the newest SEQUENCES of those. For each line of input it prints
-// what happened since the line before.
+// the counts since the line before.
 //   cluster_load SOCKET_FOLDER watch 0 0 0 0
 // follows the node's events, from a snapshot on, until its input ends. For each line of input it
-// prints what pages it knows of, and what of the stream was not as it is to be.
+// prints the number of pages that it knows and the errors of the stream.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -41,18 +41,18 @@ struct Work {
 };
 
 struct Totals {
-  int asked = 0;                 // pages
+  int requested = 0;             // pages
   int right = 0;                 // pages, stored or hit with the right bytes
   int wrong = 0;                 // requests with a wrong byte
   int remote = 0;                // pages
   int errors = 0;                // calls
   std::vector<int> hits;         // pages, of each sequence
-  std::vector<double> calls_ms;  // of each Acquire, or Reserve and Commit of a page
+  std::vector<double> calls_ms;  // duration of each Acquire, or Reserve and Commit of a page
 
   nlohmann::json ToJson() const {
     std::vector<double> sorted = calls_ms;
     std::sort(sorted.begin(), sorted.end());
-    return {{"pages", asked},
+    return {{"pages", requested},
             {"right", right},
             {"wrong", wrong},
             {"remote", remote},
@@ -87,7 +87,7 @@ void Write(TestClient& client, const TestSequence& sequence, Totals& totals) {
       ++stored;
     }
   }
-  totals.asked += sequence.pages();
+  totals.requested += sequence.pages();
   totals.right += stored;
   totals.hits.push_back(stored);
 }
@@ -107,7 +107,7 @@ void Read(TestClient& client, const TestSequence& sequence, uint32_t wait_ms, To
     right += std::equal(expected.begin(), expected.end(), bytes.begin(), bytes.end()) ? 1 : 0;
   }
   if (response.lease() != 0 && !client.Release(response.lease()).ok()) ++totals.errors;
-  totals.asked += sequence.pages();
+  totals.requested += sequence.pages();
   totals.right += right;
   totals.hits.push_back(right);
   if (right != static_cast<int>(response.hit_pages())) ++totals.wrong;
@@ -135,7 +135,7 @@ void NoteWritten(const std::string& file, int written) {
   std::rename((file + ".new").c_str(), file.c_str());
 }
 
-// Goes on, at a pace that leaves the machine to others, until told to stop.
+// Goes on, at a pace that leaves the machine to others, until it is stopped.
 class Loop {
  public:
   Loop(TestClient& client, const Work& work)
@@ -170,7 +170,7 @@ class Loop {
 
   void Merge(const Totals& totals) {
     MutexLock lock(&mutex_);
-    totals_.asked += totals.asked;
+    totals_.requested += totals.requested;
     totals_.right += totals.right;
     totals_.wrong += totals.wrong;
     totals_.remote += totals.remote;

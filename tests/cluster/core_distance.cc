@@ -33,7 +33,7 @@ struct alignas(128) Ball {
   std::atomic<uint64_t> turn{0};
 };
 
-void Answer(Ball& ball) {
+void Reply(Ball& ball) {
   for (uint64_t turn = ball.turn; turn != kEnd; turn = ball.turn) {
     if (turn % 2 == 1) ball.turn.compare_exchange_strong(turn, turn + 1);
   }
@@ -71,15 +71,15 @@ absl::StatusOr<double> CoreDistanceNs(int one, int other) {
                                       std::to_string(other) + " are not two of this process");
   }
   Ball ball;
-  std::thread answering([&] {
-    if (MoveTo(other)) Answer(ball);
+  std::thread responder([&] {
+    if (MoveTo(other)) Reply(ball);
   });
   double shortest = 0;
-  std::thread asking([&] {
+  std::thread requester([&] {
     if (MoveTo(one)) shortest = ShortestNs(ball);
   });
-  asking.join();
-  answering.join();
+  requester.join();
+  responder.join();
   return shortest;
 }
 

@@ -33,12 +33,12 @@ def free_ports(count):
 
 
 def wait_for(what, condition, seconds=WAIT_SECONDS):
-    """The first true answer of `condition`; fails naming `what` after `seconds`."""
+    """Returns the first true result of `condition`; fails naming `what` after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
-        answer = condition()
-        if answer:
-            return answer
+        result = condition()
+        if result:
+            return result
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {what}")
         time.sleep(0.05)
@@ -106,7 +106,7 @@ class Group:
         process.send_signal(how)
         process.wait(timeout=WAIT_SECONDS)
 
-    def ask(self, i, *words):
+    def call(self, i, *words):
         out = subprocess.run([self.crumb, "--socket-dir", str(self.home(i)), "--json",
                               "--timeout", str(WAIT_SECONDS), *words],
                              capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
@@ -114,7 +114,7 @@ class Group:
         return json.loads(out.stdout)
 
     def nodes(self, i):
-        return self.ask(i, "nodes")
+        return self.call(i, "nodes")
 
     def id_of(self, i):
         return next(node["id"] for node in self.nodes(i)["nodes"] if node["self"])
@@ -126,8 +126,8 @@ class Group:
 
     def metric(self, i, series):
         with urllib.request.urlopen(f"http://127.0.0.1:{self.admin[i]}/metrics",
-                                    timeout=WAIT_SECONDS) as answer:
-            for line in answer.read().decode().splitlines():
+                                    timeout=WAIT_SECONDS) as response:
+            for line in response.read().decode().splitlines():
                 if line.startswith(series + " "):
                     return float(line.split()[-1])
         raise AssertionError(f"no series {series}")
@@ -142,7 +142,7 @@ class Group:
         return result
 
     def shares(self, writer, reader, first, sequences=8, pages=40, least=1):
-        """Waits until a share of `least` of what `writer` commits is hit at `reader`."""
+        """Waits until a fraction `least` of the pages that `writer` commits are hits at `reader`."""
         result = self.work(writer, "write", first, sequences, pages)
         assert result["right"] == result["pages"], result
         wait_for(f"node {reader} hits what node {writer} wrote", lambda: self.work(

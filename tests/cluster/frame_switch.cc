@@ -7,8 +7,8 @@
 // host with the address 02:00:00:00:00:XX with XX = i + 1. A TAP takes no segmentation offload, so
 // that a frame is one packet of the interface's MTU.
 //
-// Each line of input is a rule, for frames from then on; the answer is a line of JSON with what
-// became of all frames so far:
+// Each line of input is a rule, for frames from then on; the response is a line of JSON with the
+// counts of all frames so far:
 //   delay MS      each frame is held back so long on the link of the port it came from
 //   loss SHARE    each is lost with this probability
 //   cut PORT      nothing passes from or to the port
@@ -43,7 +43,7 @@ constexpr size_t kPortsMax = 64;
 
 struct Port {
   UniqueFd tap;
-  SlowLink link;  // from the port to the switch
+  SlowLink link;  // link from the port to the switch
   bool cut = false;
 };
 

@@ -4,19 +4,19 @@
 """crumbds and an etcd, each in a network namespace of its own: delay, loss, a partition, kills and
 an etcd that is gone, while workers on other nodes write and read all the time. Nothing wrong is
 served, no request takes much longer than its deadline, a dead node costs its own share and nothing
-more, and hits come back. Prints what it saw.
+more, and hits come back. Prints its measurements.
 
     namespaces_test.py CRUMBD CRUMB CLUSTER_LOAD [--nodes N]
     namespaces_test.py CRUMBD CRUMB CLUSTER_LOAD --measure
 
 The second form tests nothing: it measures how fast a remote prefix of 200 pages of 1 MiB arrives at
-a node that has just joined, beside what UCX TCP moves over the same link in the same run. The node
+a node that has just joined, beside the rate of UCX TCP over the same link in the same run. The node
 that reads has one core and the others another, as nodes of different hosts do. It needs namespaces,
 two cores, crumb-fragment-server beside CRUMBD and remote_prefix beside CLUSTER_LOAD.
 
 Delay and loss are netem's, or frame_switch's beside CLUSTER_LOAD where the kernel has no netem: it
 joins the namespaces by TAP devices. Where there are neither, or namespaces are not permitted and the
-processes run at loopback addresses, what cannot be done is left out and named.
+processes run at loopback addresses, phases that cannot run are left out and named.
 """
 
 import argparse
@@ -36,7 +36,7 @@ LOOKUP_MS = 400
 # A worker would wait no longer: a request that takes so long has missed its deadline by far, and a
 # busy machine keeps none waiting for half of it.
 WAIT_MS = 16_000
-PATIENCE_S = 60  # for what happens in the background
+PATIENCE_S = 60  # limit of work in the background
 SEED = 20_26
 # Names of links, delay each way in milliseconds, share of packets lost.
 LONG_LINKS = [("1 % loss", 0, 0.01), ("50 ms each way", 50, 0), ("50 ms each way, 1 % loss", 50, 0.01)]
@@ -53,7 +53,7 @@ class Net:
     def __init__(self, members, tag, switch=None):
         self.tag = f"crumb{os.getpid()}{tag}"
         self.members = members
-        self.cores = {}  # of members; those without run on any
+        self.cores = {}  # cores of members; other members run on any
         self.free = {}
         self.switch = None
         self.netem = False
@@ -105,7 +105,7 @@ class Net:
                 f"02:00:00:00:00:{i + 1:02x}", "txqueuelen", "8192")
 
     def rule(self, *words):
-        """Tells the switch; what has become of all frames so far."""
+        """Sends a rule to the switch; returns the counts of all frames so far."""
         self.switch.stdin.write(" ".join(map(str, words)) + "\n")
         self.switch.stdin.flush()
         return json.loads(self.switch.stdout.readline())
@@ -132,8 +132,8 @@ class Net:
         return self.real and (self.netem or self.switch is not None)
 
     def shape(self, delay_ms, loss):
-        """Every packet that leaves a member takes so long, and so large a share is lost. Answers how
-        many were lost so far; none: not known."""
+        """Delays every packet that leaves a member and drops a fraction. Returns how many were
+        lost so far, or None if that is not known."""
         if self.switch:
             self.rule("delay", delay_ms)
             return self.rule("loss", loss)["lost"]
@@ -232,27 +232,27 @@ class Cluster:
         for i in members:
             self.wait_ready(i)
 
-    def ask(self, i, *words):
+    def call(self, i, *words):
         out = run(self.crumb, "--socket-dir", str(self.folder / str(i)), "--json", *words)
         return json.loads(out.stdout)
 
     def id_of(self, i):
-        return next(node["id"] for node in self.ask(i, "nodes")["nodes"] if node["self"])
+        return next(node["id"] for node in self.call(i, "nodes")["nodes"] if node["self"])
 
     def wait_for_view(self, count):
         """Until the view of each of the first `count` nodes has all of them."""
         deadline = time.monotonic() + PATIENCE_S
         for i in range(count):
-            while sum(node["state"] == "active" for node in self.ask(i, "nodes")["nodes"]) != count:
+            while sum(node["state"] == "active" for node in self.call(i, "nodes")["nodes"]) != count:
                 if time.monotonic() > deadline:
                     sys.exit(f"in {PATIENCE_S} s node {i} did not see {count} nodes")
                 time.sleep(0.05)
 
     def homes_that_hold(self, i, key):
-        """The answer of `crumb where` for a page, once every home of its run holds it."""
+        """Returns the output of `crumb where` for a page, once every home of its run holds it."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            place = self.ask(i, "where", key)
+            place = self.call(i, "where", key)
             if set(place["homes"]) <= set(place["holders"]):
                 return place
             if time.monotonic() > deadline:
@@ -276,7 +276,7 @@ class Cluster:
 
 
 class Load:
-    """Workers that go on during every phase: a writer of node 0 and readers of what it wrote."""
+    """Workers that go on during every phase: a writer at node 0 and readers of its pages."""
 
     def __init__(self, cluster, readers, first=100_000):
         progress = str(cluster.folder / "progress")
@@ -288,7 +288,7 @@ class Load:
                 text=True)))
 
     def phase(self, check, name):
-        """Prints and checks what they saw since the last phase: at least one request."""
+        """Prints and checks the workers' results since the last phase: at least one request."""
         for who, worker in self.workers:
             deadline = time.monotonic() + PATIENCE_S
             result = {"requests": 0, "errors": 0, "wrong": 0}
@@ -343,7 +343,7 @@ class Check:
 
 
 def until_hits(cluster, i, first, sequences, pages, share, most=PATIENCE_S):
-    """Reads until enough hit: what homes fetch in the background takes its time."""
+    """Reads until enough pages hit: homes fetch them in the background, which takes time."""
     deadline = time.monotonic() + most
     while True:
         result = cluster.work(i, "read", first, sequences, pages)
@@ -352,12 +352,12 @@ def until_hits(cluster, i, first, sequences, pages, share, most=PATIENCE_S):
         time.sleep(0.1)
 
 
-def until(ask, holds):
-    """Asks until the answer is right, or patience ends; the last answer."""
+def until(read, holds):
+    """Reads until the result is right, or patience ends; returns the last result."""
     deadline = time.monotonic() + PATIENCE_S
-    while not holds(answer := ask()) and time.monotonic() < deadline:
+    while not holds(result := read()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return answer
+    return result
 
 
 def key_of(sequence, page):
@@ -365,7 +365,7 @@ def key_of(sequence, page):
 
 
 def tools(cluster, check, first):
-    """`crumb lookup`, `prefetch` and `get` at node 1 of what node 0's worker wrote."""
+    """`crumb lookup`, `prefetch` and `get` at node 1 of pages that node 0's worker wrote."""
     sequences, pages = 6, 40
     cluster.work(0, "write", first, sequences, pages)
     others = {cluster.id_of(i) for i in range(cluster.nodes) if i != 1}
@@ -375,7 +375,7 @@ def tools(cluster, check, first):
     for i, prefix in keys.items():
         cluster.homes_that_hold(0, prefix[31])
         keyspace = cluster.homes_that_hold(0, prefix[-1])["keyspace"]
-        rows = until(lambda: cluster.ask(1, "lookup", keyspace, *prefix)["rows"],
+        rows = until(lambda: cluster.call(1, "lookup", keyspace, *prefix)["rows"],
                      lambda rows: all(row["tier"] != "miss" for row in rows))
         check.that(all(row["tier"] != "miss" for row in rows), f"lookup of {i}: {rows}")
         at = [row["node"] for row in rows if row["tier"] == "remote"]
@@ -384,12 +384,12 @@ def tools(cluster, check, first):
     check.that(remote > 0, "lookup found nothing on other nodes")
     # A page in the middle, whose run the caller does not know.
     for i in (0, 1):
-        cluster.ask(i, "get", keyspace, keys[first][35], "--out", str(cluster.folder / f"page{i}"))
+        cluster.call(i, "get", keyspace, keys[first][35], "--out", str(cluster.folder / f"page{i}"))
     check.that((cluster.folder / "page0").read_bytes() == (cluster.folder / "page1").read_bytes(),
                "get read other bytes on another node")
     for i, prefix in keys.items():
-        cluster.ask(1, "prefetch", keyspace, *prefix)
-        rows = until(lambda: cluster.ask(1, "lookup", keyspace, *prefix)["rows"],
+        cluster.call(1, "prefetch", keyspace, *prefix)
+        rows = until(lambda: cluster.call(1, "lookup", keyspace, *prefix)["rows"],
                      lambda rows: all(row["tier"] == "host" for row in rows))
         check.that(all(row["tier"] == "host" for row in rows), f"prefetch of {i}: {rows}")
     print(f"crumb lookup named other nodes for {remote} of {sequences * pages} pages, get and "
@@ -415,7 +415,7 @@ def kill_one(cluster, check, first, name):
     missed = [i for i in range(runs) if result["hits"][i] < 32]
     check.read(name, result, 1 - len(lost) / runs)
     print(f"  of {runs} runs the dead node was a home of {len(at)}, and of {len(lost)} the only "
-          f"one asked that held them; {len(missed)} missed")
+          f"one queried that held them; {len(missed)} missed")
     check.that(missed == lost, f"{name}: runs {missed} missed, {lost} had only the dead node")
     check.that(0 < len(at) < runs, f"{name}: the dead node was home of nothing or everything")
     if cluster.replicas > 1:
@@ -438,8 +438,8 @@ def scenario(cluster, check):
     cluster.work(0, "write", 0, sequences, pages)
     check.read("read on another node", until_hits(cluster, 1, 0, sequences, pages, 1), 1)
     alone = cluster.work(1, "read", 5000, 100, 200, wait_ms=0)["median_ms"]
-    asked = cluster.work(1, "read", 5000, 100, 200)["median_ms"]
-    print(f"a miss of 200 pages: {alone:.2f} ms here alone, {asked:.2f} ms everywhere (medians)")
+    everywhere = cluster.work(1, "read", 5000, 100, 200)["median_ms"]
+    print(f"a miss of 200 pages: {alone:.2f} ms here alone, {everywhere:.2f} ms everywhere (medians)")
     tools(cluster, check, 800)
     load = Load(cluster, range(1, n - 1))
     try:
@@ -449,8 +449,8 @@ def scenario(cluster, check):
 
 
 def slowest_miss(cluster, sequence, least_ms):
-    """Reads at node 1 what no node has, until one read took so long: those whose first run
-    has no home but node 1 end at once, and a node whose breaker is open is not asked."""
+    """Reads at node 1 pages that no node has, until one read took so long: reads whose first
+    run has no home but node 1 end at once, and a node whose breaker is open is not queried."""
     deadline = time.monotonic() + PATIENCE_S
     slowest = 0
     while slowest <= least_ms and time.monotonic() < deadline:
@@ -470,7 +470,7 @@ def long_links(cluster, check, load, links):
         check.read(name, until_hits(cluster, 1, first, 6, 40, 0.9), 0.9)
         slowest = slowest_miss(cluster, 1_000_000 + first, 2 * delay_ms)
         print(f"  a miss everywhere: slowest {slowest:.1f} ms")
-        check.that(slowest >= 2 * delay_ms, f"{name}: nobody was asked over the long link")
+        check.that(slowest >= 2 * delay_ms, f"{name}: no node was queried over the long link")
         load.phase(check, name)
         after = cluster.net.shape(0, 0)
         if before is not None:
@@ -524,7 +524,7 @@ def measure(cluster, programs):
     """Nodes 0 and 2 hold prefixes; node 1 joins and reads them, each once. Before each, bare UCX TCP
     over the same link, since the machine may be busier at one time than at another. The host of a
     virtual machine may move its cores between caches that they share and ones that they do not,
-    which changes what either moves by half: a round in which that happened does not count."""
+    which changes the rates by half: a round in which that happened does not count."""
     cores = sorted(os.sched_getaffinity(0))
     if not cluster.net.real or len(cores) < 2:
         sys.exit("--measure needs network namespaces and two cores")
@@ -546,16 +546,16 @@ def measure(cluster, programs):
         time.sleep(0.05)
     cluster.start(1)
     cluster.wait_ready(1)
-    ask = lambda *words: json.loads(run(*words).stdout)
-    distance = lambda: ask(tool, "cores", *map(str, cores[:2]))["ns"]
+    read_json = lambda *words: json.loads(run(*words).stdout)
+    distance = lambda: read_json(tool, "cores", *map(str, cores[:2]))["ns"]
     other = cluster.id_of(last)
     shares = []
     for prefix in range(rounds):
         before = distance()
-        plain = [ask(*cluster.net.prefix(1), tool, "ucx", file.read_text().strip(),
+        plain = [read_json(*cluster.net.prefix(1), tool, "ucx", file.read_text().strip(),
                      cluster.net.address(1), str(in_flight), str(pages))["gb_per_s"]
                  for in_flight in (1, 8)]
-        read = ask(tool, "read", str(cluster.folder / "1"), str(prefix), str(pages))["gb_per_s"]
+        read = read_json(tool, "read", str(cluster.folder / "1"), str(prefix), str(pages))["gb_per_s"]
         after = distance()
         moved = max(before, after) > 2 * min(before, after)
         if not moved:

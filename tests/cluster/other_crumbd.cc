@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// crumbd as another release would be: it says that it speaks other versions.
+// A crumbd of another release: it reports that it supports other versions.
 //   other_crumbd CONFIG WIRE_MIN WIRE_MAX LAYOUT [FRAMES_MIN FRAMES_MAX]
 #include <csignal>
 #include <cstdio>

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What namespaces_test.py --measure runs: prefixes of PAGES pages of about 1 MiB.
+// The program that namespaces_test.py --measure runs: prefixes of PAGES pages of about 1 MiB.
 //   remote_prefix write SOCKET_FOLDER PREFIXES PAGES    publishes them; prints the last
 //                                                       key of every run
-//   remote_prefix read SOCKET_FOLDER PREFIX PAGES       leases that one once; prints what it took
+//   remote_prefix read SOCKET_FOLDER PREFIX PAGES       leases that one once; prints its duration
 //   remote_prefix ucx SERVER HERE IN_FLIGHT PAGES       fetches from a crumb-fragment-server, each
 //                                                       page to memory of its own
 //   remote_prefix cores A B                             prints how far apart the cores are

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""Real crumbds that speak other versions, side by side: who can work together does, the others are
+"""Real crumbds of several versions, side by side: those that can work together do, the others are
 left out by name, and no other node is harmed.
 
     upgrade_test.py CRUMBD CRUMB CLUSTER_LOAD OTHER_CRUMBD WALL_CLOCK
@@ -17,19 +17,19 @@ from crumbd_group import Group, wait_for
 PROGRAMS = []
 
 
-def spoken(versions):
+def supported(versions):
     """Node i supports versions[i]: (wire_min, wire_max, layout), and (frames_min, frames_max) of UCX."""
     return lambda i: ([PROGRAMS[3]], [str(number) for number in versions[i]])
 
 
 class UpgradeTest(unittest.TestCase):
     def group(self, versions, etcd, **more):
-        group = Group(PROGRAMS, len(versions), etcd, spoken(versions), **more)
+        group = Group(PROGRAMS, len(versions), etcd, supported(versions), **more)
         self.addCleanup(group.close)
         return group
 
     def refused(self, group, i, text, count):
-        """Node i leaves `count` others out, for what `text` says: crumb nodes, counter and log."""
+        """Node i leaves `count` others out for the reason `text`: checks crumb nodes, counter and log."""
         def listed():
             refused = [why for why in group.nodes(i)["refused"] if text in why]
             return len(refused) == count
@@ -48,23 +48,23 @@ class UpgradeTest(unittest.TestCase):
         self.refused(group, 1, "supports wire versions", 0)
         first = 100
         for writer, reader in ((0, 1), (1, 0), (1, 2), (2, 1)):
-            # Their views differ: what the writer's places at a node that the reader's does not
-            # place it at is a miss.
+            # Their views differ: pages at a node at which the reader's view does not place them
+            # are misses.
             group.shares(writer, reader, first, sequences=24, pages=8, least=0.4)
             first += 100
         # Both others learn the keyspaces that the one in the middle knows.
-        keyspace = group.ask(1, "status")["keyspaces"][0]["keyspace"]
-        group.ask(1, "drop", keyspace, "--yes")
+        keyspace = group.call(1, "status")["keyspaces"][0]["keyspace"]
+        group.call(1, "drop", keyspace, "--yes")
         for i in (0, 2):
-            wait_for(f"node {i} hears of the drop", lambda i=i: group.ask(
+            wait_for(f"node {i} learns of the drop", lambda i=i: group.call(
                 i, "status")["keyspaces"][0]["generation"] == 2)
         # The upgrade is finished: the old one comes back as a new one.
         group.end(0)
-        group.words = spoken([(2, 2, 1), (1, 2, 1), (2, 2, 1)])
+        group.words = supported([(2, 2, 1), (1, 2, 1), (2, 2, 1)])
         group.start(0)
         for i in range(3):
             group.sees(i, 2)
-            wait_for(f"node {i} refuses nobody", lambda i=i: not group.nodes(i)["refused"])
+            wait_for(f"node {i} refuses none", lambda i=i: not group.nodes(i)["refused"])
         group.shares(0, 2, first)
 
     def test_wire_versions_with_etcd(self):
@@ -74,7 +74,7 @@ class UpgradeTest(unittest.TestCase):
         self.check_wire_versions(etcd=False)
 
     def test_versions_of_frames(self):
-        """Builds of two releases of the transport: the one between speaks both."""
+        """Builds of two releases of the transport: the one between supports both."""
         group = self.group([(1, 1, 1, 1, 1), (1, 1, 1, 1, 2), (1, 1, 1, 2, 2)], etcd=True,
                            extra="transport:\n  listen: 127.0.0.1:0\n")
         for i in range(3):
@@ -87,8 +87,8 @@ class UpgradeTest(unittest.TestCase):
         for writer, reader in ((0, 1), (1, 0), (1, 2), (2, 1), (0, 2), (2, 0)):
             group.shares(writer, reader, first, sequences=24, pages=8)
             first += 100
-        # Those that have no version in common say so, and send each other bytes by gRPC: none of what
-        # one sends is taken for something else (shares would have failed), and calls do not fail.
+        # Those that have no version in common say so, and send each other bytes by gRPC: no bytes
+        # of one are taken for something else (shares would have failed), and calls do not fail.
         for i, theirs, own in ((0, "2 to 2", "1 to 1"), (2, "1 to 1", "2 to 2")):
             wait_for(f"node {i} counts it", lambda i=i: group.metric(
                 i, "crumb_transport_version_mismatches_total") > 0)
@@ -99,7 +99,7 @@ class UpgradeTest(unittest.TestCase):
             self.assertEqual(group.metric(i, "crumb_transport_frames_refused_total"), 0)
         # The upgrade is finished: the old one comes back as a new one.
         group.end(0)
-        group.words = spoken([(1, 1, 1, 1, 2), (1, 1, 1, 1, 2), (1, 1, 1, 2, 2)])
+        group.words = supported([(1, 1, 1, 1, 2), (1, 1, 1, 1, 2), (1, 1, 1, 2, 2)])
         group.start(0)
         for i in range(3):
             group.sees(i, 2)

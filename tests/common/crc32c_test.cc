@@ -60,7 +60,7 @@ TEST(Crc32cTest, EveryWayAgreesWithTheTableAtEverySizeAndCopies) {
   for (const X86Crc32c way : Ways()) {
     for (size_t size = 0; size <= kBytes; ++size) {
       const auto part = std::span(bytes).subspan(size % 16, size);
-      const auto begin = static_cast<uint32_t>(size * 2654435761u);  // of bytes before
+      const auto begin = static_cast<uint32_t>(size * 2654435761u);  // checksum of earlier bytes
       const uint32_t expected = Crc32cPortable(part, begin);
       ASSERT_EQ(way(nullptr, part.data(), size, begin), expected) << size;
       std::vector<std::byte> target(size + 80, std::byte{0xAA});

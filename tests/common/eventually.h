@@ -7,8 +7,8 @@
 
 namespace crumb {
 
-// Waits until `condition` holds, busily at first. False: it did not, `within` that time; long
-// enough for a loaded machine, so that only what never comes takes it.
+// Waits until `condition` holds, busily at first. Returns false if it does not hold `within` that
+// time, which is long enough for a loaded machine: only a failing test takes it.
 template <typename Condition>
 bool Eventually(const Condition& condition,
                 std::chrono::steady_clock::duration within = std::chrono::seconds(90)) {

@@ -52,7 +52,7 @@ TEST(ExecutorTest, RefusesOverItsBoundAndCounts) {
   EXPECT_FALSE(executor.Submit([] {})) << "stopped";
 }
 
-// One thread, held up until every task is queued; what ran then, in order.
+// An executor with one thread, which waits until every task is queued; then notes the tasks' order.
 class RotationTest : public testing::Test {
  protected:
   RotationTest() {
@@ -65,7 +65,7 @@ class RotationTest : public testing::Test {
     MutexLock lock(&mutex_);
     while (!started_) changed_.Wait(&mutex_);
   }
-  ~RotationTest() override { Ran(); }  // the executor runs what is queued before it ends
+  ~RotationTest() override { Ran(); }  // the executor runs queued tasks before it ends
   bool Submit(const std::string& tenant) {
     return executor_.Submit(tenant, [this, tenant] { ran_ += tenant; });
   }

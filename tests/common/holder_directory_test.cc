@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// HolderDirectory: who is referred to whom, what is forgotten when room ends, and that ranges of
-// tiles are judged as a set of single tiles would be.
+// HolderDirectory: which holders a node is referred to, which entries are dropped when it is full,
+// and that ranges of tiles give the results of sets of single tiles.
 #include "common/holder_directory.h"
 
 #include <gmock/gmock.h>
@@ -64,14 +64,14 @@ class HolderDirectoryTest : public testing::Test {
                                                  uint64_t generation = 1,
                                                  const std::string& tenant = "") {
     const std::vector<PageKey> keys = KeysFrom(first, count);
-    HolderDirectory::Query question;
-    question.requester = requester;
-    question.keyspace = KeyspaceOf("keyspace of " + tenant);
-    question.generation = generation;
-    question.range = range;
-    question.keys = keys;
-    question.own_pages = own_pages;
-    return directory.Refer(question);
+    HolderDirectory::Query request;
+    request.requester = requester;
+    request.keyspace = KeyspaceOf("keyspace of " + tenant);
+    request.generation = generation;
+    request.range = range;
+    request.keys = keys;
+    request.own_pages = own_pages;
+    return directory.Refer(request);
   }
 
   // The first node of the referral; empty: there is none.
@@ -84,7 +84,7 @@ class HolderDirectoryTest : public testing::Test {
   HolderDirectory directory_{1000};
 };
 
-TEST_F(HolderDirectoryTest, AnAskerIsReferredToTheHolderOfTheDeepestPage) {
+TEST_F(HolderDirectoryTest, ARequesterIsReferredToTheHolderOfTheDeepestPage) {
   EXPECT_FALSE(Refer(directory_, "reader", 0, 4));
   Note(directory_, "a", 0, 2);
   Note(directory_, "b", 0, 3);
@@ -117,7 +117,7 @@ TEST_F(HolderDirectoryTest, ManyPagesThatAreReadOnceAreSpreadToo) {
   }
   int own = 0;
   for (int page = 0; page < 40; ++page) own += First(directory_, "reader", page, 1, 1).empty();
-  EXPECT_EQ(own, 8);  // of five that share them
+  EXPECT_EQ(own, 8);  // five nodes share the 40 pages
 }
 
 TEST_F(HolderDirectoryTest, ThisNodeServesWhatItHasMoreOf) {
@@ -163,7 +163,7 @@ TEST_F(HolderDirectoryTest, NodesThatHaveLeftAreNotReferredTo) {
   directory_.ForgetNode("a");
   EXPECT_EQ(Refer(directory_, "reader", 0, 2)->pages, 1u);
   EXPECT_EQ(First(directory_, "reader", 0, 2), "b");
-  // A process that comes back under the same name has what it offers from then on.
+  // A process that comes back under the same name holds the pages that it offers from then on.
   Note(directory_, "a", 1, 1);
   EXPECT_EQ(First(directory_, "reader", 0, 2), "a");
   EXPECT_EQ(First(directory_, "reader", 0, 1), "b");
@@ -197,7 +197,7 @@ TEST_F(HolderDirectoryTest, RanksOfOneNodeMakeAWholePage) {
   EXPECT_THAT(directory_.PartsOf(KeyspaceOf("keyspace of "), 1, Key(0)), IsEmpty());
 }
 
-TEST_F(HolderDirectoryTest, PartsOfSeveralNodesAreTold) {
+TEST_F(HolderDirectoryTest, PartsOfSeveralNodesAreReported) {
   Note(directory_, "a", 0, 1, {{0, 4}, {0, 4}});
   EXPECT_THAT(directory_.PartsOf(KeyspaceOf("keyspace of "), 1, Key(0)), IsEmpty());
   Note(directory_, "b", 0, 1, {{0, 4}, {4, 8}});
@@ -230,7 +230,7 @@ TEST_F(HolderDirectoryTest, CoverageIsThatOfSingleTiles) {
         for (int head = range.heads.begin; head < range.heads.end; ++head) visit(layer * 8 + head);
       }
     };
-    // As many as are remembered even if none touches another.
+    // The maximum number of ranges, none of which touches another.
     for (size_t i = 0; i < HolderDirectory::kRangesMax; ++i) {
       const TileRange range = {range_of(4), range_of(8)};
       Note(directory, "a", 0, 1, range);

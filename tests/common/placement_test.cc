@@ -112,11 +112,11 @@ TEST(PlacementTest, ReplicasLieOnDistinctHostsAndZones) {
       if (i < 3) zones.insert(nodes[homes[i]].zone);
     }
     EXPECT_EQ(hosts.size(), 5u);
-    EXPECT_EQ(zones.size(), 3u);  // as many as there are
+    EXPECT_EQ(zones.size(), 3u);  // all zones
   }
 }
 
-TEST(PlacementTest, NoTwoReplicasOnOneHostWhateverIsAsked) {
+TEST(PlacementTest, NoTwoReplicasOnOneHostForAnyPage) {
   std::vector<PlacementNode> nodes;
   for (int i = 0; i < 6; ++i) nodes.push_back(Node(i, 1, i < 3 ? "one" : "two"));
   EXPECT_EQ(HomesOf(nodes, RunNamed(1), 4).size(), 2u);

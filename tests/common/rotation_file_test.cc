@@ -122,7 +122,7 @@ TEST_F(RotationFileTest, AnExpectedAttentionErrorThatCannotBeIsRefused) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("attention_error"));
     EXPECT_EQ(FilesInFolder(), 0u);
   }
-  // The same in a file that has it all the same: the first array of the file.
+  // A file that has the array nevertheless, as its first one, is refused as well.
   RotationFile file = Sample();
   file.attention_error.assign(6, 0.25f);
   ASSERT_TRUE(WriteRotationFile(file, Path()).ok());

@@ -71,7 +71,7 @@ TEST(TenantBudgetTest, AddGoesBeyondTheBound) {
   EXPECT_EQ(budget.used_by("a"), 0u);
 }
 
-// Against the rule itself, computed in exact arithmetic from what is held.
+// Compares with the rule, computed in exact arithmetic from the held units.
 TEST(TenantBudgetTest, RandomHistoriesKeepTheRule) {
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {

@@ -15,7 +15,7 @@ namespace crumb {
 // A temporary folder of certificates, made with the openssl command; gone on destruction.
 class TestCertificates {
  public:
-  // NAME.pem or NAME.key of what was made.
+  // Paths of NAME.pem and NAME.key of a certificate that was made.
   std::string cert(const std::string& name) const { return folder_.File(name + ".pem"); }
   std::string key(const std::string& name) const { return folder_.File(name + ".key"); }
   std::string path(const std::string& name) const { return folder_.File(name); }

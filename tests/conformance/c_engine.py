@@ -54,7 +54,7 @@ def rows(seed, heads):
 
 
 def extra_of(request):
-    """Digest of what else each page depends on: docs/formats/page-key.md."""
+    """Digest of everything else that pages depend on: docs/formats/page-key.md."""
     parts = {}
     if request.cache_salt:
         parts[0] = f"salt {request.cache_salt}\n"

@@ -43,7 +43,7 @@ class Request:
 @dataclasses.dataclass(frozen=True)
 class Result:
     cached_tokens: int  # leading tokens of the prompt that came from the cache
-    digest: str         # of the attention output of the last token that was computed
+    digest: str         # digest of the attention output of the last computed token
 
 
 class Engine(Protocol):
@@ -93,14 +93,14 @@ def must_miss(name, worker=None, request=None, shared_tokens=0):
 
 
 def another_image(name):
-    """The same placeholder tokens stand for another image, from the third page on."""
+    """Placeholder tokens, equal in both requests, stand for another image from the third page on."""
     first = Request(tokens(name), images=((2 * PAGE_TOKENS + 5, "image-1"),))
     second = dataclasses.replace(first, images=((2 * PAGE_TOKENS + 5, "image-2"),))
     return Case(name, WorkerOptions(), first, WorkerOptions(), second, 2 * PAGE_TOKENS)
 
 
 def rejected_draft(name):
-    """The page behind the prompt holds what the model generated, not what was proposed."""
+    """The page behind the prompt holds the generated tokens, not the proposed ones."""
     prompt = tokens(name)
     drafts = tokens(name + " drafts", 4)
     output = tokens(name + " output", 2 * PAGE_TOKENS)
@@ -111,7 +111,7 @@ def rejected_draft(name):
 
 
 def generated(name):
-    """The counterpart of rejected_draft: a prompt that goes on with what was generated."""
+    """The counterpart of rejected_draft: a prompt that goes on with the generated tokens."""
     prompt = tokens(name)
     output = tokens(name + " output", 2 * PAGE_TOKENS)
     first = Request(prompt, output=output, rejected_drafts=tokens(name + " drafts", 4))
@@ -140,7 +140,7 @@ CASES = (
 
 
 def expected_tokens(case, engine):
-    """Whole pages of what may be shared, without the last tokens, which are always computed."""
+    """Tokens of whole shared pages, without the last tokens, which are always computed."""
     reusable = min(case.shared_tokens, len(case.second_request.tokens) - engine.window_tokens)
     return max(reusable, 0) // PAGE_TOKENS * PAGE_TOKENS
 
@@ -154,7 +154,7 @@ def run_alone(engine, options, request):
 
 
 def check(case, engine):
-    """Runs a case; returns what is wrong, empty if nothing is."""
+    """Runs a case; returns the failure, empty if there is none."""
     first = run_alone(engine, case.first, case.first_request)
     if first.cached_tokens != 0:
         return f"the first request took {first.cached_tokens} tokens from an empty cache"

@@ -114,7 +114,7 @@ CASES = {  # alert: (series that make it fire, series that do not)
     "CrumbHandshakesFailing": ({"crumb_tls_handshake_failures_total{I}": rising(1)},
                                {"crumb_tls_handshake_failures_total{I}": LATE_JUMP}),
     "CrumbCertificateExpiring": ({EXPIRY: flat(13 * DAY)}, {EXPIRY: flat(15 * DAY)}),
-    "CrumbCertificateExpiresSoon": ({EXPIRY: flat(DAY)}, {EXPIRY: flat(0)}),  # without TLS
+    "CrumbCertificateExpiresSoon": ({EXPIRY: flat(DAY)}, {EXPIRY: flat(0)}),  # 0: no TLS
     "CrumbVersionSkew": (
         {'crumb_build_info{I,version="1.0.0"}': flat(1),
          'crumb_build_info{instance="b",version="1.1.0"}': flat(1)},

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 
-ANSWER_SECONDS = 60
+RESPONSE_SECONDS = 60
 
 
 class Browser:
@@ -20,15 +20,15 @@ class Browser:
         program = shutil.which("chromium")
         assert program, "chromium is not installed; see deploy/install_packages.sh --tests"
         commands, self.commands = os.pipe()
-        self.answers, answers = os.pipe()
+        self.replies, replies = os.pipe()
         # The browser reads commands from descriptor 3 and replies on descriptor 4.
         self.child = subprocess.Popen(
-            ["sh", "-c", f'exec "$0" "$@" 3<&{commands} 4>&{answers}', program, "--headless",
+            ["sh", "-c", f'exec "$0" "$@" 3<&{commands} 4>&{replies}', program, "--headless",
              "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
              f"--user-data-dir={folder}", "--remote-debugging-pipe", "about:blank"],
-            pass_fds=(commands, answers), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            pass_fds=(commands, replies), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.close(commands)
-        os.close(answers)
+        os.close(replies)
         self.buffer = b""
         self.events = []
         self.number = 0
@@ -45,14 +45,14 @@ class Browser:
         os.close(self.commands)
         self.child.terminate()
         self.child.wait()
-        os.close(self.answers)
+        os.close(self.replies)
 
     def _message(self, deadline):
         while b"\0" not in self.buffer:
-            ready, _, _ = select.select([self.answers], [], [], max(0, deadline - time.monotonic()))
+            ready, _, _ = select.select([self.replies], [], [], max(0, deadline - time.monotonic()))
             if not ready:
-                raise TimeoutError("chromium does not answer")
-            piece = os.read(self.answers, 1 << 20)
+                raise TimeoutError("chromium does not respond")
+            piece = os.read(self.replies, 1 << 20)
             if not piece:
                 raise ConnectionError("chromium ended")
             self.buffer += piece
@@ -65,13 +65,13 @@ class Browser:
         if self.session:
             message["sessionId"] = self.session
         os.write(self.commands, json.dumps(message).encode("utf-8") + b"\0")
-        deadline = time.monotonic() + ANSWER_SECONDS
+        deadline = time.monotonic() + RESPONSE_SECONDS
         while True:
-            answer = self._message(deadline)
-            if answer.get("id") == self.number:
-                assert "error" not in answer, f"{method}: {answer.get('error')}"
-                return answer["result"]
-            self.events.append(answer)
+            reply = self._message(deadline)
+            if reply.get("id") == self.number:
+                assert "error" not in reply, f"{method}: {reply.get('error')}"
+                return reply["result"]
+            self.events.append(reply)
 
     def open(self, url, width, height, dark):
         """Loads a page with a screen of this width."""
@@ -81,14 +81,14 @@ class Browser:
             {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
         self.events.clear()
         self.call("Page.navigate", url=url)
-        deadline = time.monotonic() + ANSWER_SECONDS
+        deadline = time.monotonic() + RESPONSE_SECONDS
         while not any(e.get("method") == "Page.loadEventFired" for e in self.events):
             self.events.append(self._message(deadline))
 
     def value(self, expression):
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in answer, answer
-        return answer["result"].get("value")
+        reply = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
 
     def screenshot(self):
         """Returns a PNG of the whole page."""

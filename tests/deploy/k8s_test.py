@@ -34,13 +34,13 @@ WITHOUT_CRUMBD = ("vllm-native",)
 # Settings without which an overlay does not work.
 NEEDS = {"cluster": (("cluster", "etcd"), ("transport", "listen"))}
 UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-BESIDE_BYTES = 512 << 20  # of a memory limit, beside the host tier
+BESIDE_BYTES = 512 << 20  # part of a memory limit beside the host tier
 FORBIDDEN_IN_POD = ("hostIPC", "hostPID", "hostNetwork", "shareProcessNamespace")
 SOCKET_DIR = "/run/crumb"
 ENDPOINT = ("spec", "podMetricsEndpoints", 0)
 RULE = ("spec", "groups", 0, "rules", 0)
 CRUMBD = ("spec", "template", "spec", "containers", 0)
-BROKEN = (  # overlay, document, where, what (None: gone), what is said of it
+BROKEN = (  # overlay, document, place, new value (None: gone), expected complaint
     ("daemonset", ("PodMonitor", "crumbd"), ("spec", "selector"), None, "selector is missing"),
     ("daemonset", ("PodMonitor", "crumbd"), (*ENDPOINT, "interval"), "15 s", "not text like"),
     ("daemonset", ("PodMonitor", "crumbd"), (*ENDPOINT, "intervall"), "15s", "unknown field"),
@@ -243,7 +243,7 @@ class K8sTest(unittest.TestCase):
             for template, _ in overlay.crumbd_pods():
                 self.assertGreater(template["spec"]["terminationGracePeriodSeconds"], 2 * seconds)
 
-    def test_probes_ask_what_crumbd_answers(self):
+    def test_probes_request_pages_that_crumbd_serves(self):
         for overlay in map(Overlay, OVERLAYS):
             for _, container in overlay.crumbd_pods():
                 paths = {kind: container[f"{kind}Probe"]["httpGet"]["path"]
@@ -253,7 +253,7 @@ class K8sTest(unittest.TestCase):
                 for kind in paths:
                     self.assertEqual(container[f"{kind}Probe"]["httpGet"]["port"], "admin")
 
-    def test_pods_ask_for_no_rights(self):
+    def test_pods_request_no_rights(self):
         user = re.search(r"^USER (\d+):(\d+)$",
                          (ROOT / "deploy/container/Containerfile").read_text(), re.MULTILINE)
         for overlay in map(Overlay, OVERLAYS + WITHOUT_CRUMBD):
@@ -368,7 +368,7 @@ class K8sTest(unittest.TestCase):
             access[name] = f"{folder}/{access[name].rpartition('/')[2]}"
         return settings
 
-    def test_etcd_answers_crumbds_over_tls_and_nobody_else(self):
+    def test_etcd_responds_to_crumbds_over_tls_alone(self):
         folder = pathlib.Path(self.temporary.name)
         make_certificates(folder, "etcd-0.etcd")
         for made, name in (("ca.pem", "ca.crt"), ("node.pem", "tls.crt"), ("node.key", "tls.key")):
@@ -380,9 +380,9 @@ class K8sTest(unittest.TestCase):
         etcd = Process(words, folder / "etcd.log")
         self.addCleanup(etcd.stop)
         for probe in ("readinessProbe", "livenessProbe"):
-            ask = container[probe]["httpGet"]
-            number = {p["name"]: p["containerPort"] for p in container["ports"]}[ask["port"]]
-            place = f"http://127.0.0.1:{port[number]}{ask['path']}"
+            request = container[probe]["httpGet"]
+            number = {p["name"]: p["containerPort"] for p in container["ports"]}[request["port"]]
+            place = f"http://127.0.0.1:{port[number]}{request['path']}"
 
             def healthy():
                 self.assertTrue(etcd.alive(), etcd.tail())
@@ -405,15 +405,15 @@ class K8sTest(unittest.TestCase):
             if certificate:
                 context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
             names = [base64.b64encode(b"/crumb/nodes" + end).decode() for end in (b"/", b"0")]
-            question = json.dumps({"key": names[0], "range_end": names[1], "count_only": True})
+            query = json.dumps({"key": names[0], "range_end": names[1], "count_only": True})
             with urllib.request.urlopen(
-                    f"{scheme}://127.0.0.1:{port[2379]}/v3/kv/range", data=question.encode(),
-                    timeout=60, context=context if scheme == "https" else None) as answer:
-                return int(json.load(answer)["count"])
+                    f"{scheme}://127.0.0.1:{port[2379]}/v3/kv/range", data=query.encode(),
+                    timeout=60, context=context if scheme == "https" else None) as response:
+                return int(json.load(response)["count"])
 
         self.assertEqual(nodes_in_etcd("https", certificate=True), 1)
         for scheme in ("https", "http"):
-            with self.assertRaises(OSError):  # the handshake, or an answer that is none
+            with self.assertRaises(OSError):  # the handshake, or a response that is none
                 nodes_in_etcd(scheme, certificate=False)
 
     def test_workers_share_the_socket_folder(self):

@@ -154,7 +154,7 @@ class SystemdTest(unittest.TestCase):
             mode = (root / "run/crumb").stat().st_mode
             self.assertEqual(stat.S_IMODE(mode), 0o750)
 
-    def test_crumbd_tells_when_it_is_ready_and_when_it_stops(self):
+    def test_crumbd_notifies_when_it_is_ready_and_when_it_stops(self):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
             manager.bind(str(self.folder / "notify"))
             manager.settimeout(30)
@@ -175,7 +175,7 @@ class SystemdTest(unittest.TestCase):
         return [str(there.get(word, word)) for word in words]
 
     def test_the_unit_starts_reloads_and_stops(self):
-        """Does what systemd does with the lines of the unit, because tests run without systemd."""
+        """Runs the unit's lines as systemd does, because tests run without systemd."""
         tenants = self.folder / "tenants.json"
         tenants.write_text('{"tenants": []}')
         tenants.chmod(0o600)
@@ -195,10 +195,10 @@ class SystemdTest(unittest.TestCase):
                                       stderr=log, timeout=120, check=False)
             log = (self.folder / "second.log").read_text()
             self.assertEqual(done.returncode, 0, log)
-            told = {manager.recv(100), manager.recv(100)}
-            main = next(int(word[8:]) for word in told if word.startswith(b"MAINPID="))
+            received = {manager.recv(100), manager.recv(100)}
+            main = next(int(word[8:]) for word in received if word.startswith(b"MAINPID="))
             self.addCleanup(lambda: endpoints.exists() and os.kill(main, signal.SIGKILL))
-            self.assertEqual(told, {b"READY=1", b"MAINPID=%d" % main})
+            self.assertEqual(received, {b"READY=1", b"MAINPID=%d" % main})
             self.assertEqual(first.child.wait(timeout=60), 0)
             self.assertNotEqual(main, first.child.pid)
             crumbd.endpoints = json.loads(endpoints.read_text())
@@ -216,8 +216,8 @@ class SystemdTest(unittest.TestCase):
     def test_a_manager_that_is_gone_changes_nothing(self):
         crumbd = Crumbd(BUILD / "bin", self.folder)
         self.addCleanup(crumbd.stop)
-        crumbd.start(env={**os.environ, "NOTIFY_SOCKET": str(self.folder / "nobody")})
-        wait_for("a warning", lambda: "nobody" in crumbd.process.tail())
+        crumbd.start(env={**os.environ, "NOTIFY_SOCKET": str(self.folder / "no_listener")})
+        wait_for("a warning", lambda: "no_listener" in crumbd.process.tail())
         self.assertEqual(crumbd.get("/readyz"), "ready\n")
 
 

@@ -127,10 +127,10 @@ class Prometheus:
             text = http(f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(arguments)}")
         except urllib.error.HTTPError as error:
             text = error.read().decode("utf-8")
-        answer = json.loads(text)
-        if answer["status"] != "success":
-            raise AssertionError(f"{arguments}: {answer.get('error')}")
-        return answer["data"]
+        response = json.loads(text)
+        if response["status"] != "success":
+            raise AssertionError(f"{arguments}: {response.get('error')}")
+        return response["data"]
 
     def has_numbers(self, query):
         """Whether the response contains a number; raises errors."""
@@ -180,7 +180,7 @@ class LiveTest(unittest.TestCase):
         cls.load = Load(BIN, folder, [0, 1, 0, 2, 3, 4, 0, 5, 6, 7, 8, 9, 10, 11])
         cls.addClassCleanup(cls.load.stop)
 
-    def answers(self, queries):
+    def wait_for_numbers(self, queries):
         """Waits until every query has numbers."""
         waiting = dict.fromkeys(queries)
 
@@ -191,7 +191,7 @@ class LiveTest(unittest.TestCase):
             return not waiting
 
         try:
-            wait_for("all queries answered", none_left, seconds=WAIT_SECONDS)
+            wait_for("results of all queries", none_left, seconds=WAIT_SECONDS)
         except AssertionError:
             self.fail(f"empty after {WAIT_SECONDS} s:\n" + "\n".join(waiting))
 
@@ -205,7 +205,7 @@ class LiveTest(unittest.TestCase):
                 self.assertNotIn("$", query, panel["title"])
                 queries.append(query)
         self.assertGreater(len(queries), 100)
-        self.answers(queries)
+        self.wait_for_numbers(queries)
 
     def test_the_documentation_lists_what_a_scrape_has(self):
         self.assertEqual(documented_series(), scraped_series(self.crumbd.get("/metrics")))
@@ -221,11 +221,11 @@ class LiveTest(unittest.TestCase):
         for rule in found:
             self.assertEqual((rule["name"], rule["health"], rule.get("lastError", "")),
                              (rule["name"], "ok", ""))
-        self.answers([rule["name"] for rule in found if rule["type"] == "recording"])
-        self.answers({selector for rule in found for selector in SELECTOR.findall(rule["query"])})
+        self.wait_for_numbers([rule["name"] for rule in found if rule["type"] == "recording"])
+        self.wait_for_numbers({selector for rule in found for selector in SELECTOR.findall(rule["query"])})
 
     def test_nothing_critical_fires(self):
-        self.answers(["crumb_build_info"])
+        self.wait_for_numbers(["crumb_build_info"])
         alerts = self.prometheus.api("alerts")["alerts"]
         self.assertEqual([a["labels"] for a in alerts if a["labels"]["severity"] == "critical"], [])
 

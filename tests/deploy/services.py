@@ -22,17 +22,17 @@ def wait_for(what, condition, seconds=START_SECONDS):
     """Waits for the first true result of `condition`; fails with `what` after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
-        answer = condition()
-        if answer:
-            return answer
+        result = condition()
+        if result:
+            return result
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {what}")
         time.sleep(0.05)
 
 
 def http(url, timeout=10):
-    with urllib.request.urlopen(url, timeout=timeout) as answer:
-        return answer.read().decode("utf-8")
+    with urllib.request.urlopen(url, timeout=timeout) as response:
+        return response.read().decode("utf-8")
 
 
 def free_port():

@@ -18,7 +18,7 @@ from browser import Browser
 from services import MODEL, ROOT, Crumbd, Load, prompt_of, run_worker, wait_for
 
 BIN = ROOT / "build/release/bin"
-SAVE = None  # where to put the screenshot of the documentation
+SAVE = None  # path for the documentation's screenshot
 HOSTILE = "</td><script>document.title='broken'</script><img src=x onerror=\"document.title='b'\">"
 # A model name is its folder's name, which cannot contain a slash.
 HOSTILE_MODEL = "evil<script>document.title='broken'<img src=x onerror=alert(1)>" + "w" * 120

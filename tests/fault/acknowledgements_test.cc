@@ -118,7 +118,7 @@ TEST_F(AcknowledgementsTest, AFileSizeLimitIsAFullDisk) {
 
 TEST_F(AcknowledgementsTest, AnOrderlyEndWritesWhatIsQueued) {
   Start();
-  const std::vector<uint64_t> stored = Publish(0, 8);  // what the queue has room for
+  const std::vector<uint64_t> stored = Publish(0, 8);  // pages that the queue has room for
   EXPECT_EQ(crumbd_.Stop(), 0);
   Start();
   EXPECT_EQ(CountThere(stored), stored.size());

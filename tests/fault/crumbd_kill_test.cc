@@ -24,7 +24,7 @@ using std::chrono::steady_clock;
 constexpr int kBatch = 8;
 constexpr double kSettledShare = 0.95;
 constexpr auto kSettleTime = std::chrono::seconds(5);
-// The load stays below what a disk takes: this test is about order, not about throughput.
+// The load stays below a disk's throughput: this test is about order.
 constexpr auto kBatchPause = std::chrono::milliseconds(15);
 
 // More than a round writes at its pace.

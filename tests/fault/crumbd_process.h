@@ -16,7 +16,7 @@ struct StoreSizes {
   uint64_t host_bytes = uint64_t{64} << 20;
   uint64_t slab_bytes = 0;                   // 0: one slab
   uint64_t ssd_bytes = uint64_t{512} << 20;  // 0: no SSD tier
-  std::string more = {};                     // of the configuration
+  std::string more = {};                     // further lines of the configuration
   std::string tcp = {};                      // listen.tcp
   std::string control_group = {};  // folder of the group that crumbd joins; empty: this process's
 };
@@ -25,7 +25,7 @@ struct StoreSizes {
 class CrumbdProcess {
  public:
   CrumbdProcess(const std::string& folder, const StoreSizes& sizes);
-  // Kills what still runs.
+  // Kills the process if it still runs.
   ~CrumbdProcess();
   CrumbdProcess(const CrumbdProcess&) = delete;
   CrumbdProcess& operator=(const CrumbdProcess&) = delete;
@@ -59,7 +59,7 @@ class CrumbdProcess {
   pid_t pid_ = -1;
 };
 
-// Bytes of host memory that crumbd says it has; 0: it does not answer.
+// Returns the bytes of host memory that crumbd reports; 0: it does not respond.
 uint64_t HostCapacity(client::Client& client);
 
 // Rounds of a fault test: the environment variable CRUMB_FAULT_ROUNDS, or `otherwise`.

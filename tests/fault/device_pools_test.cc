@@ -37,7 +37,7 @@ constexpr int kSlotsPerHandle = (2 << 20) / static_cast<int>(kSlotBytes);
 class DevicePoolsTest : public testing::Test {
  protected:
   DevicePoolsTest() : DevicePoolsTest([](const std::string&) { return StoreSizes(); }) {}
-  // With what `sizes` answers of the folder.
+  // Compares with the sizes that `sizes` returns for the folder.
   explicit DevicePoolsTest(const std::function<StoreSizes(const std::string&)>& sizes)
       : crumbd_(folder_.path(), sizes(folder_.path())) {}
 
@@ -157,16 +157,16 @@ TEST_F(DevicePoolsTest, PagesMoveDownWhenThePoolIsFull) {
   EXPECT_EQ(Counter("crumb_device_dropped_slots_total"), 0u);
   EXPECT_LE(Device().pages, static_cast<uint64_t>(kSlotsPerHandle));
   // Every page is somewhere, and right: those in host memory are checked by the client.
-  const std::string answer = worker.Do("acquire 0 " + std::to_string(kPages));
+  const std::string response = worker.Do("acquire 0 " + std::to_string(kPages));
   const std::string hits = "hits " + std::to_string(kPages) + " device ";
-  ASSERT_EQ(answer.substr(0, hits.size()), hits) << answer;
-  const int on_device = std::stoi(answer.substr(hits.size()));
+  ASSERT_EQ(response.substr(0, hits.size()), hits) << response;
+  const int on_device = std::stoi(response.substr(hits.size()));
   EXPECT_GT(on_device, 0);
   EXPECT_LT(on_device, kPages);
-  EXPECT_EQ(answer, hits + std::to_string(on_device) + " right " + std::to_string(on_device));
+  EXPECT_EQ(response, hits + std::to_string(on_device) + " right " + std::to_string(on_device));
 }
 
-TEST_F(DevicePoolsTest, PagesThatNobodyCopiesAreDroppedAndCounted) {
+TEST_F(DevicePoolsTest, PagesThatNoWorkerCopiesAreDroppedAndCounted) {
   constexpr int kPages = 2 * kSlotsPerHandle;
   PoolWorkerOptions options = Options("worker");
   options.demotes = false;
@@ -280,7 +280,7 @@ TEST_F(DevicePoolsTest, WorkersGiveTheirPoolToTheNextCrumbd) {
     ASSERT_TRUE(Eventually([&] { return reader.Do("reclaimed") == of_reader; }));
     ASSERT_EQ(writer.Do("wait 4"), "ok");
     ASSERT_EQ(reader.Do("wait 4"), "ok");
-    // A worker may have connected twice to one crumbd: what this one knows counts.
+    // A worker may have connected twice to one crumbd: the pages that this crumbd knows count.
     ASSERT_TRUE(Eventually([&] { return Device().pages == 6; }));
     PoolWorker fresh(Options("fresh"));
     ASSERT_EQ(fresh.Do("wait 4"), "ok");
@@ -322,7 +322,7 @@ TEST_F(DevicePoolsTest, ADeletedPageDoesNotComeBackWithItsHolder) {
 }
 
 // A crumbd at which the holder never arrived knows of the deletion and is killed. The one after it
-// hears of the page from the holder alone.
+// learns of the page from the holder alone.
 TEST_F(DevicePoolsTest, APageThatWasDeletedWhileItsHolderWasAwayStaysDeleted) {
   PoolWorker writer(Options("writer"));
   ASSERT_EQ(writer.Do("wait 4"), "ok");
@@ -442,7 +442,7 @@ TEST_F(DevicePoolsTest, SlotsOfSeveralHoldersOutliveTheFirst) {
   }
 }
 
-// crumbd knows a process, not its parts: what one of two let go it would let go for both.
+// crumbd knows a process, not its parts: a slot that one of two let go would be free for both.
 TEST_F(DevicePoolsTest, AClientTakesPartInAPoolOnce) {
   const auto memory = client::DeviceMemory::OpenHost({.name = "host"});
   const auto other_device = client::DeviceMemory::OpenHost({.name = "other"});
@@ -473,7 +473,7 @@ TEST_F(DevicePoolsTest, AClientTakesPartInAPoolOnce) {
   EXPECT_EQ(one->id(), two->id());
 }
 
-TEST_F(DevicePoolsTest, APoolThatNobodyUsesIsGivenUpOnRequest) {
+TEST_F(DevicePoolsTest, AnUnusedPoolIsGivenUpOnRequest) {
   {
     PoolWorker worker(Options("worker"));
     ASSERT_EQ(worker.Do("wait 4"), "ok");
@@ -568,8 +568,8 @@ TEST_F(TenantPoolsTest, PagesMoveDownToSlabsThatComeOneByOne) {
   const std::string hits = "hits " + std::to_string(kPages) + " device ";
   const std::string all = "acquire 0 " + std::to_string(kPages);
   for (PoolWorker* each : {&worker, &reader}) {
-    const std::string answer = each->Do(all);
-    EXPECT_EQ(answer.substr(0, hits.size()), hits) << answer;
+    const std::string response = each->Do(all);
+    EXPECT_EQ(response.substr(0, hits.size()), hits) << response;
     EXPECT_EQ(each->Do("release"), "ok");
   }
 }
@@ -586,14 +586,14 @@ TEST_F(TenantPoolsTest, WorkersGiveTheirPoolToTheNextCrumbd) {
   EXPECT_EQ(fresh.Do("acquire 0 6"), "hits 6 device 6 right 6");
 }
 
-// crumbd's answer with slots is lost, and the connection with it: the process has another one soon,
-// and others are given those slots while it lives.
-TEST_F(DevicePoolsTest, SlotsOfALostAnswerAreFreeForOthers) {
+// crumbd's response with slots is lost, and the connection with it: the process has another one
+// soon, and others are given those slots while it lives.
+TEST_F(DevicePoolsTest, SlotsOfALostResponseAreFreeForOthers) {
   const TemporaryFolder before_it;
   std::filesystem::create_symlink(folder_.path() + "/crumbd.fd.sock",
                                   before_it.path() + "/crumbd.fd.sock");
   SocketProxy proxy(before_it.path() + "/crumbd.sock", folder_.path() + "/crumbd.sock");
-  const auto memory = client::DeviceMemory::OpenHost({.name = "lost-answers"});
+  const auto memory = client::DeviceMemory::OpenHost({.name = "lost-responses"});
   const auto open_pool = [&](client::Client& client) {
     return client::DevicePool::Open({.slot_bytes = kSlotBytes,
                                      .handle_bytes = 2 << 20,
@@ -614,8 +614,8 @@ TEST_F(DevicePoolsTest, SlotsOfALostAnswerAreFreeForOthers) {
   const auto used = pool->TakeBlank();
   ASSERT_NE(used, nullptr);
   ASSERT_TRUE(pool->WaitBlank(1, std::chrono::seconds(60)));
-  proxy.SwallowAnswers();
-  // It is granted: what is missing afterwards are these.
+  proxy.SwallowResponses();
+  // crumbd grants the slots: those missing afterwards are these.
   pool->Reserve(kSlotsPerHandle / 2, std::chrono::seconds(2));
   const auto other_client = Connect(folder_.path(), "other").value();
   const auto other = open_pool(*other_client);

@@ -19,7 +19,7 @@ namespace crumb::fault {
 absl::StatusOr<std::unique_ptr<client::Client>> Connect(const std::string& socket_dir,
                                                         const std::string& name);
 
-// Pages whose every byte follows from their number, so that a reader knows what it must find.
+// Pages whose every byte follows from their number, so that a reader knows the bytes it must find.
 class KnownPages {
  public:
   // Opens the keyspace on `client`, which is borrowed.

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // crumbd is killed while its slabs take 90 % of its memory limit and workers decode from them. The
-// next one cannot have that memory yet: it serves with what there is and has all of it soon after
-// the workers have let go. No worker loses a token: those that go on decoding all the time, and one
-// that holds a sequence across.
+// next one cannot have that memory yet: it serves with the memory that is free and has all of it
+// soon after the workers have let go. No worker loses a token: those that go on decoding all the
+// time, and one that holds a sequence across.
 
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kLimitBytes = 1024 * kMiB;
 constexpr uint64_t kHostBytes = kLimitBytes / 10 * 9 / kMiB * kMiB;
 constexpr int kPrompt = 1100;
-constexpr int kHit = 832;  // what a hit may supply of it
+constexpr int kHit = 832;  // tokens of it that a hit may supply
 constexpr int kDecodeSteps = 6;
 constexpr auto kCapacityBack = seconds(60);
 
@@ -193,7 +193,7 @@ TEST(MemoryLimitTest, AKilledCrumbdIsReplacedWithinTheSameLimit) {
   EXPECT_EQ(workers.wrong(), 0) << "of " << workers.played() << " sequences";
   std::cout << workers.played() << " sequences of workers that went on\n";
   const auto again = worker->Begin(model.prompt(kPrompt), patient).value();
-  EXPECT_EQ(again->cached_tokens(), kHit);  // what was in memory alone is gone: from the SSD, once
+  EXPECT_EQ(again->cached_tokens(), kHit);  // the SSD has all pages
   EXPECT_EQ(crumbd.Stop(), 0);
 }
 

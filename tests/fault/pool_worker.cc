@@ -198,8 +198,8 @@ int Serve(const PoolWorkerOptions& options, int socket) {
   while (true) {
     const ssize_t size = ::recv(socket, line.data(), line.size(), 0);
     if (size <= 0) break;
-    const std::string answer = worker.Do(line.substr(0, static_cast<size_t>(size)));
-    if (::send(socket, answer.data(), answer.size(), MSG_NOSIGNAL) < 0) break;
+    const std::string response = worker.Do(line.substr(0, static_cast<size_t>(size)));
+    if (::send(socket, response.data(), response.size(), MSG_NOSIGNAL) < 0) break;
   }
   worker.LetGo();
   pool->reset();
@@ -212,7 +212,7 @@ PoolWorker::PoolWorker(const PoolWorkerOptions& options) {
   int sockets[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) != 0) return;
   socket_ = sockets[0];
-  const std::string fd = std::to_string(::dup(sockets[1]));  // without close-on-exec
+  const std::string fd = std::to_string(::dup(sockets[1]));  // dup clears close-on-exec
   ::close(sockets[1]);
   const std::string bytes = std::to_string(options.bytes_max);
   const std::string blanks = std::to_string(options.blank_slots);
@@ -234,11 +234,11 @@ PoolWorker::PoolWorker(const PoolWorkerOptions& options) {
 PoolWorker::~PoolWorker() { Kill(); }
 
 std::string PoolWorker::Do(const std::string& command) {
-  std::string answer(4096, '\0');
+  std::string response(4096, '\0');
   if (::send(socket_, command.data(), command.size(), MSG_NOSIGNAL) < 0) return "";
-  const ssize_t size = ::recv(socket_, answer.data(), answer.size(), 0);
-  answer.resize(size > 0 ? static_cast<size_t>(size) : 0);
-  return answer;
+  const ssize_t size = ::recv(socket_, response.data(), response.size(), 0);
+  response.resize(size > 0 ? static_cast<size_t>(size) : 0);
+  return response;
 }
 
 void PoolWorker::Kill() {

@@ -15,14 +15,14 @@ struct PoolWorkerOptions {
   std::string socket_dir;
   std::string name = "worker";
   std::string device = "host";
-  std::string token;             // of a tenant
-  uint64_t bytes_max = 2 << 20;  // of its pool
+  std::string token;             // the tenant's token
+  uint64_t bytes_max = 2 << 20;  // size of its pool
   int blank_slots = 4;
   bool demotes = true;  // false: it has no staging memory to copy pages to
 };
 
-// A worker over a device pool of host memory, in a process of its own: this program again. It does
-// what it is told, one line at a time.
+// A worker over a device pool of host memory, in a process of its own: this program again. It runs
+// the commands that it receives, one line at a time.
 class PoolWorker {
  public:
   explicit PoolWorker(const PoolWorkerOptions& options);
@@ -30,14 +30,14 @@ class PoolWorker {
   PoolWorker(const PoolWorker&) = delete;
   PoolWorker& operator=(const PoolWorker&) = delete;
 
-  // Sends a command and returns the answer; empty when the worker is gone. Commands:
+  // Sends a command and returns the response; empty when the worker is gone. Commands:
   //   wait N          waits until N blank slots are ready: "ok" or "late"
   //   write PAGE      takes a blank slot and writes the page: "slot S" or "none"
   //   commit PAGE     makes the page visible: the outcome's number or a status
   //   acquire A B     leases pages [A, B): "hits H device D right R", R of the pages on the device
-  //   take A B        the same without sums: it does not know what to tell the next crumbd
-  //   taken           what lies in leased slots now: "R of H"
-  //   check PAGE      "right" or "wrong": what its slot holds
+  //   take A B        acquires without checksums: the worker cannot name pages to the next crumbd
+  //   taken           pages that leased slots have now: "R of H"
+  //   check PAGE      whether its slot has its bytes: "right" or "wrong"
   //   free PAGE       lets the slot of a written page go: "ok"
   //   release         lets all leases go: "ok"
   //   joined          waits until the pool is joined: "ok" or "late"
@@ -50,7 +50,7 @@ class PoolWorker {
   std::string Do(const std::string& command);
 
   void Kill();
-  // Asks it to end; its exit code.
+  // Requests the worker to end; returns its exit code.
   int Stop();
   pid_t pid() const { return pid_; }
 

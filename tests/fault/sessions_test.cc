@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // Ten thousand sessions are opened and dropped, some in the middle of their opening or of joining a
-// device pool. crumbd and this process have then what they had before: descriptors, mappings,
+// device pool. crumbd and this process have the resources of before then: descriptors, mappings,
 // pinned memory; crumbd also memory, sessions, leases, slots.
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ constexpr size_t kMappingsSlack = 16;
 struct Held {
   size_t descriptors = 0;
   size_t mappings = 0;
-  size_t shared_mappings = 0;  // of memory files
+  size_t shared_mappings = 0;  // mappings of memory files
   uint64_t resident_bytes = 0;
   uint64_t pinned_bytes = 0;
 };
@@ -80,15 +80,15 @@ void JoinPool(int socket, bool waits) {
   request.mutable_join()->set_handle_bytes(kHandleBytes);
   ASSERT_TRUE(SendFdMessage(socket, request.SerializeAsString(), {}).ok());
   if (!waits) return;
-  const auto answer = ReceiveFdMessage(socket);
-  ASSERT_TRUE(answer.ok()) << answer.status();
+  const auto response = ReceiveFdMessage(socket);
+  ASSERT_TRUE(response.ok()) << response.status();
   v1::PoolResponse joined;
-  ASSERT_TRUE(joined.ParseFromString(answer->bytes));
+  ASSERT_TRUE(joined.ParseFromString(response->bytes));
   EXPECT_EQ(joined.code(), 0u) << joined.error();
   EXPECT_TRUE(joined.roster());
 }
 
-// Sends what crumbd refuses, with descriptors that it keeps none of.
+// Sends messages that crumbd refuses, with descriptors, of which crumbd must keep none.
 void TalkNonsense(int socket, bool parses) {
   v1::PoolRequest request;  // about a pool that the session is not in
   request.mutable_offer()->set_pool(std::string(16, '?'));
@@ -111,11 +111,11 @@ void OpenAndDrop(const std::string& socket_dir, int number) {
   // A hello without its pidfd is refused, too.
   const auto passed = std::span<const int>(fds).first(number % 10 == 2 ? 0 : 1);
   ASSERT_TRUE(SendFdMessage(socket->get(), hello.SerializeAsString(), passed).ok());
-  if (number % 10 == 3) return;  // does not wait for the answer
-  const auto answer = ReceiveFdMessage(socket->get());
-  ASSERT_TRUE(answer.ok()) << answer.status();
+  if (number % 10 == 3) return;  // does not wait for the response
+  const auto response = ReceiveFdMessage(socket->get());
+  ASSERT_TRUE(response.ok()) << response.status();
   v1::SessionWelcome welcome;
-  ASSERT_TRUE(welcome.ParseFromString(answer->bytes));
+  ASSERT_TRUE(welcome.ParseFromString(response->bytes));
   EXPECT_EQ(welcome.error().empty(), number % 10 > 2) << welcome.error();
   if (number % 10 == 4 || number % 10 == 5) {
     ASSERT_NO_FATAL_FAILURE(JoinPool(socket->get(), /*waits=*/number % 10 == 4));
@@ -137,7 +137,7 @@ TEST(SessionsTest, TenThousandLeaveNothingBehind) {
   const auto quiet = [&] {
     const auto stats = (*watcher)->Stats();
     if (!stats.ok()) return false;
-    uint64_t slots = 0;  // of the device pool, with a holder
+    uint64_t slots = 0;  // slots of the device pool that have a holder
     for (const auto& tier : stats->tiers) {
       if (tier.tier == client::Tier::kDevice) slots += tier.resident_bytes;
     }

@@ -79,7 +79,7 @@ void SocketProxy::Pass(int from, int to, const std::atomic<bool>* swallow) {
   ::shutdown(to, SHUT_RDWR);
 }
 
-void SocketProxy::SwallowAnswers() {
+void SocketProxy::SwallowResponses() {
   MutexLock lock(&mutex_);
   for (Passing& passing : passing_) passing.swallow.store(true);
 }

@@ -12,8 +12,8 @@
 
 namespace crumb::fault {
 
-// Stands between clients and a Unix socket, and passes bytes on as they come. Told so, it keeps
-// answers back, and cuts connections.
+// Stands between clients and a Unix socket, and passes bytes on as they come. On
+// request it keeps responses back and cuts connections.
 class SocketProxy {
  public:
   // Listens at `path` for connections to `target`.
@@ -22,9 +22,9 @@ class SocketProxy {
   SocketProxy(const SocketProxy&) = delete;
   SocketProxy& operator=(const SocketProxy&) = delete;
 
-  // From now on, what the target sends over the connections that there are goes nowhere. What
-  // clients send still arrives.
-  void SwallowAnswers();
+  // From now on drops the bytes that the target sends over the existing connections. The clients'
+  // bytes still arrive.
+  void SwallowResponses();
   // Ends these connections, on both sides.
   void Cut();
 

@@ -46,7 +46,7 @@ std::string LogOf(const CrumbdProcess& crumbd) {
   return text.str();
 }
 
-// Publishes what is not there yet until all of it is: a busy machine may refuse some.
+// Publishes missing pages until all are there: a busy machine may refuse some.
 bool Fill(client::Client& client, uint64_t count = kPages) {
   const auto pages = KnownPages::Open(client);
   if (!pages.ok()) return false;
@@ -73,7 +73,7 @@ struct Found {
 };
 
 // Returns the pages that crumbd serves. A call that fails finds none: on a busy machine a client
-// learns late that its connection was another crumbd's, and asks again.
+// learns late that its connection was another crumbd's, and repeats its call.
 Found ReadAll(client::Client& client, uint64_t count = kPages) {
   Found found;
   absl::StatusOr<KnownPages> pages = absl::UnknownError("");
@@ -82,11 +82,11 @@ Found ReadAll(client::Client& client, uint64_t count = kPages) {
   if (!pages.ok()) return found;
   for (uint64_t number = 0; number < count; ++number) {
     absl::StatusOr<bool> right = false;
-    const auto answered = [&] {
+    const auto completed = [&] {
       right = pages->ReadBack(client, number, seconds(10));
       return right.ok() || absl::IsDataLoss(right.status());
     };
-    EXPECT_TRUE(Eventually(answered)) << right.status();
+    EXPECT_TRUE(Eventually(completed)) << right.status();
     if (absl::IsDataLoss(right.status())) {
       ++found.wrong;
     } else if (right.ok() && *right) {
@@ -163,7 +163,7 @@ void TakeOver(CrumbdProcess& crumbd) {
 TEST(TakeoverTest, NoPageIsLostAndLiveLeasesStayRight) {
   TemporaryFolder folder;
   StoreSizes sizes = kSizes;
-  sizes.ssd_bytes = 0;  // what is found can only come from memory
+  sizes.ssd_bytes = 0;  // hits can only come from memory
   CrumbdProcess crumbd(folder.path(), sizes);
   ASSERT_TRUE(crumbd.Start());
   auto client = Connect(folder.path(), "watcher");
@@ -304,7 +304,7 @@ TEST(TakeoverTest, WhatCannotBeIsRefusedAndChangesNothing) {
   ASSERT_TRUE(client.ok()) << client.status();
   ASSERT_TRUE(Fill(**client));
   const uint64_t epoch = (*client)->epoch();
-  // The same sockets with another SSD folder.
+  // A configuration with these sockets and another SSD folder.
   const std::string config = folder.path() + "/crumbd.yaml";
   std::stringstream text;
   text << std::ifstream(config).rdbuf();

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Processes of two tenants on one crumbd with tenants.shared_memory own: what each can read of its
-// memory, and that memory goes from one to the other while both live. A process is this program
-// again, with a role as its argument.
+// Processes of two tenants on one crumbd with tenants.shared_memory own: which memory of
+// crumbd each can read, and that memory goes from one to the other while both live. A process is
+// this program again, with a role as its argument.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -33,9 +33,9 @@ namespace {
 using std::chrono::seconds;
 
 constexpr uint64_t kSlabBytes = uint64_t{1} << 20;
-constexpr uint64_t kHostBytes = 7 * kSlabBytes;  // from 8 on, one is left for later tenants
+constexpr uint64_t kHostBytes = 7 * kSlabBytes;  // 8 would leave one for later tenants
 constexpr uint64_t kFirstOfFirst = 1;            // page 0 has words that are 0
-constexpr int kPagesOfFirst = 220;               // twice what host memory holds
+constexpr int kPagesOfFirst = 220;               // twice as many as fit into host memory
 constexpr uint64_t kFirstOfSecond = 1'000'000;
 constexpr int kPagesOfSecond = 20;
 
@@ -64,8 +64,8 @@ std::unordered_set<uint64_t> WordsOf(const KnownPages& pages, uint64_t first, in
 }
 
 struct Scan {
-  uint64_t bytes = 0;  // of mapped slabs
-  uint64_t words = 0;  // of those looked for
+  uint64_t bytes = 0;  // bytes of mapped slabs
+  uint64_t words = 0;  // found words of those looked for
 };
 
 // Reads every slab that this process maps, as the kernel lists them.

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// A worker that holds leases and reservations is killed. What it held returns, and nothing else
+// A worker that holds leases and reservations is killed. Its room is free again, and nothing else
 // changes. The worker is this program again, with an argument.
 
 #include <gtest/gtest.h>

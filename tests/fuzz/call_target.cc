@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // Both ends of a call socket (docs/adr/0014-calls-without-grpc.md). The first byte says which end
-// is tried and with which call, whether questions name a keyspace that is open, and whether
+// is tried and with which call, whether requests name a keyspace that is open, and whether
 // crumbd's thread copies small Commits; behind it stand messages, each after its size in two bytes.
 #include <poll.h>
 #include <sys/socket.h>
@@ -27,7 +27,7 @@ constexpr unsigned kReserveBit = 8;
 constexpr unsigned kCommitBit = 16;
 constexpr auto kPatience = std::chrono::seconds(60);
 // The number of the client's call: a CallSocket numbers its Reserves and Commits from 1.
-constexpr uint64_t kAsked = 1;
+constexpr uint64_t kCallNumber = 1;
 
 std::vector<std::string> Split(const std::string& bytes) {
   std::vector<std::string> messages;
@@ -64,32 +64,32 @@ bool Receive(int socket, std::string* message) {
 }
 
 // crumbd's end, over a store with one page.
-class Questions final : public server::CallFixture {
+class HostileCalls final : public server::CallFixture {
  public:
-  Questions() { Store(Key(1)); }
+  HostileCalls() { Store(Key(1)); }
   void TestBody() override {}
 
-  void Ask(const std::vector<std::string>& messages, bool open_keyspace, bool copies);
-  // A question that is answered one page.
+  void Run(const std::vector<std::string>& messages, bool open_keyspace, bool copies);
+  // An Acquire that gets one page.
   v1::SocketCall Right(uint64_t request) const;
-  // A Reserve that is answered one offset, and a Commit of that one.
+  // A Reserve that gets one offset, and a Commit of that one.
   v1::SocketCall RightReserve(uint64_t request) const;
   v1::SocketCall RightCommit(uint64_t request) const;
 
  private:
-  // The most that an answer to one request number may hold.
+  // The largest content that a response to one request number may have.
   struct Most {
     size_t keys = 0;
     size_t reserved = 0;
     size_t committed = 0;
   };
-  using Asked = std::map<uint64_t, Most>;
+  using Limits = std::map<uint64_t, Most>;
 
-  std::string Prepare(const std::string& message, bool open_keyspace, Asked& asked) const;
-  void ReadAnswers(int socket, const Asked& asked) const;
+  std::string Prepare(const std::string& message, bool open_keyspace, Limits& limits) const;
+  void ReadResponses(int socket, const Limits& limits) const;
 };
 
-v1::SocketCall Questions::Right(uint64_t request) const {
+v1::SocketCall HostileCalls::Right(uint64_t request) const {
   v1::SocketCall call;
   call.set_timeout_us(std::chrono::microseconds(kPatience).count());
   call.mutable_acquire()->set_request(request);
@@ -98,10 +98,11 @@ v1::SocketCall Questions::Right(uint64_t request) const {
   return call;
 }
 
-std::string Questions::Prepare(const std::string& message, bool open_keyspace, Asked& asked) const {
+std::string HostileCalls::Prepare(const std::string& message, bool open_keyspace,
+                                  Limits& limits) const {
   v1::SocketCall call;
   if (!call.ParseFromString(message)) return message;
-  Most& most = asked[call.has_acquire() ? call.acquire().request() : call.request()];
+  Most& most = limits[call.has_acquire() ? call.acquire().request() : call.request()];
   most.keys = std::max(most.keys, call.acquire().keys().size() / sizeof(PageKey));
   most.reserved = std::max<size_t>(most.reserved, call.reserve().count());
   most.committed = std::max(most.committed, static_cast<size_t>(call.commit().offsets_size()));
@@ -113,25 +114,25 @@ std::string Questions::Prepare(const std::string& message, bool open_keyspace, A
   return call.SerializeAsString();
 }
 
-void Questions::ReadAnswers(int socket, const Asked& asked) const {
+void HostileCalls::ReadResponses(int socket, const Limits& limits) const {
   for (std::string message; Receive(socket, &message);) {
-    v1::SocketResponse answer;
-    Check(answer.ParseFromString(message));
-    const auto question = asked.find(answer.request());
-    Check(question != asked.end() && answer.request() != 0);
-    Check(answer.code() == 0 ||
-          !(answer.has_acquire() || answer.has_reserve() || answer.has_commit()));
-    const Most& most = question->second;
-    Check(answer.acquire().hit_pages() <= most.keys);
-    Check(static_cast<size_t>(answer.reserve().offsets_size()) <=
+    v1::SocketResponse response;
+    Check(response.ParseFromString(message));
+    const auto limit = limits.find(response.request());
+    Check(limit != limits.end() && response.request() != 0);
+    Check(response.code() == 0 ||
+          !(response.has_acquire() || response.has_reserve() || response.has_commit()));
+    const Most& most = limit->second;
+    Check(response.acquire().hit_pages() <= most.keys);
+    Check(static_cast<size_t>(response.reserve().offsets_size()) <=
           std::min<size_t>(most.reserved, kCallFragmentsMax));
-    Check(static_cast<size_t>(answer.commit().outcomes_size()) <=
+    Check(static_cast<size_t>(response.commit().outcomes_size()) <=
           std::min<size_t>(most.committed, kCallFragmentsMax));
-    Check((answer.acquire().lease() != 0) == (answer.acquire().hit_pages() > 0));
+    Check((response.acquire().lease() != 0) == (response.acquire().hit_pages() > 0));
   }
 }
 
-v1::SocketCall Questions::RightReserve(uint64_t request) const {
+v1::SocketCall HostileCalls::RightReserve(uint64_t request) const {
   v1::SocketCall call;
   call.set_request(request);
   call.mutable_reserve()->set_count(1);
@@ -139,7 +140,7 @@ v1::SocketCall Questions::RightReserve(uint64_t request) const {
   return call;
 }
 
-v1::SocketCall Questions::RightCommit(uint64_t request) const {
+v1::SocketCall HostileCalls::RightCommit(uint64_t request) const {
   v1::SocketCall call;
   call.set_request(request);
   call.mutable_commit()->set_keyspace(std::string(keyspace_->id.view()));
@@ -148,25 +149,25 @@ v1::SocketCall Questions::RightCommit(uint64_t request) const {
   return call;
 }
 
-void Questions::Ask(const std::vector<std::string>& messages, bool open_keyspace, bool copies) {
+void HostileCalls::Run(const std::vector<std::string>& messages, bool open_keyspace, bool copies) {
   const auto sockets = server::CallSockets::Start(context_, {.copies = copies}).value();
   const auto session = OpenSession();
   const auto closing =
       std::make_shared<server::OwnerTasks>(server::OwnerTasks::Options{.name = "closing"});
   const auto hostile = sockets->Open(session, closing, "user").value();
   const auto other = sockets->Open(session, closing, "user").value();
-  Asked asked;
+  Limits limits;
   for (const std::string& message : messages) {
-    if (!Send(hostile.socket.get(), Prepare(message, open_keyspace, asked))) break;
+    if (!Send(hostile.socket.get(), Prepare(message, open_keyspace, limits))) break;
   }
   ::shutdown(hostile.socket.get(), SHUT_WR);
-  ReadAnswers(hostile.socket.get(), asked);
-  // Whatever came of it, others are answered.
+  ReadResponses(hostile.socket.get(), limits);
+  // Other sessions get their responses nevertheless.
   std::string message;
-  v1::SocketResponse answer;
+  v1::SocketResponse response;
   Check(Send(other.socket.get(), Right(UINT64_MAX).SerializeAsString()));
-  Check(Receive(other.socket.get(), &message) && answer.ParseFromString(message));
-  Check(answer.request() == UINT64_MAX && answer.acquire().hit_pages() == 1);
+  Check(Receive(other.socket.get(), &message) && response.ParseFromString(message));
+  Check(response.request() == UINT64_MAX && response.acquire().hit_pages() == 1);
   sockets->Stop();
   sessions_.End(session);
   Check(store_.Stats().leases == 0);
@@ -175,33 +176,33 @@ void Questions::Ask(const std::vector<std::string>& messages, bool open_keyspace
 
 // Makes the client's call, of the kind that the first byte's bits name.
 std::unique_ptr<client::PendingCall> StartCall(client::CallSocket& calls, unsigned first,
-                                               v1::SocketResponse* answer) {
+                                               v1::SocketResponse* response) {
   v1::SocketCall call;
   if ((first & kReserveBit) != 0) {
     call.mutable_reserve();
   } else if ((first & kCommitBit) != 0) {
     call.mutable_commit();
   } else {
-    call.mutable_acquire()->set_request(kAsked);
+    call.mutable_acquire()->set_request(kCallNumber);
   }
-  return calls.Start(call, Clock::Real().Now() + kPatience, answer);
+  return calls.Start(call, Clock::Real().Now() + kPatience, response);
 }
 
-// A client whose call is kAsked reads `messages` and the end behind them.
-void Answer(const std::vector<std::string>& messages, unsigned first) {
+// A client whose call is kCallNumber reads `messages` and the end behind them.
+void RunClient(const std::vector<std::string>& messages, unsigned first) {
   int ends[2];
   Check(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
   const UniqueFd crumbd(ends[0]);
   client::CallSocket calls{UniqueFd(ends[1])};
   v1::SocketResponse expected;
-  bool decided = false;  // by an answer, or by a message that is none
+  bool decided = false;  // the response came, or a message that is none
   for (const std::string& message : messages) {
     if (!Send(crumbd.get(), message)) break;
     if (decided) continue;
-    v1::SocketResponse answer;
-    const bool sound = !message.empty() && answer.ParseFromString(message);
-    decided = !sound || answer.request() == kAsked;
-    if (sound && decided) expected = answer;
+    v1::SocketResponse response;
+    const bool sound = !message.empty() && response.ParseFromString(message);
+    decided = !sound || response.request() == kCallNumber;
+    if (sound && decided) expected = response;
   }
   ::shutdown(crumbd.get(), SHUT_WR);
 
@@ -209,7 +210,7 @@ void Answer(const std::vector<std::string>& messages, unsigned first) {
   const auto call = StartCall(calls, first, &received);
   Check(call != nullptr);
   const absl::Status status = call->Finish();
-  if (expected.request() != kAsked) {
+  if (expected.request() != kCallNumber) {
     Check(absl::IsUnavailable(status));
     Check(StartCall(calls, first, &received) == nullptr);
     return;
@@ -223,51 +224,51 @@ void Run(std::span<const std::byte> input) {
   if (input.empty()) return;
   const auto first = static_cast<unsigned>(input[0]);
   const std::vector<std::string> messages = Split(TextOf(input.subspan(1)));
-  if ((first & kClientBit) != 0) return Answer(messages, first);
-  Questions().Ask(messages, (first & kOpenKeyspaceBit) != 0, (first & kCopiesBit) != 0);
+  if ((first & kClientBit) != 0) return RunClient(messages, first);
+  HostileCalls().Run(messages, (first & kOpenKeyspaceBit) != 0, (first & kCopiesBit) != 0);
 }
 
-std::string AnswerSeed() {
+std::string ResponseSeed() {
   v1::SocketResponse late;
-  late.set_request(kAsked + 1);
+  late.set_request(kCallNumber + 1);
   late.mutable_acquire()->set_lease(3);
-  v1::SocketResponse answer;
-  answer.set_request(kAsked);
-  answer.mutable_acquire()->set_hit_pages(2);
-  answer.mutable_acquire()->set_lease(5);
+  v1::SocketResponse response;
+  response.set_request(kCallNumber);
+  response.mutable_acquire()->set_hit_pages(2);
+  response.mutable_acquire()->set_lease(5);
   for (const uint32_t page : {0, 1}) {
-    answer.mutable_acquire()->add_page_tiers(v1::TIER_HOST);
-    answer.mutable_acquire()->mutable_fragments()->add_pages(page);
-    answer.mutable_acquire()->mutable_fragments()->add_offsets(4096 * page);
+    response.mutable_acquire()->add_page_tiers(v1::TIER_HOST);
+    response.mutable_acquire()->mutable_fragments()->add_pages(page);
+    response.mutable_acquire()->mutable_fragments()->add_offsets(4096 * page);
   }
-  return Join(kClientBit, {late.SerializeAsString(), answer.SerializeAsString()});
+  return Join(kClientBit, {late.SerializeAsString(), response.SerializeAsString()});
 }
 
 std::string RefusalSeed() {
   v1::SocketResponse refusal;
-  refusal.set_request(kAsked);
+  refusal.set_request(kCallNumber);
   refusal.set_code(8);
   refusal.set_error("full");
   refusal.set_fragments_apart(true);
   return Join(kClientBit, {refusal.SerializeAsString()});
 }
 
-std::vector<std::string> StagingSeeds(const Questions& questions) {
+std::vector<std::string> StagingSeeds(const HostileCalls& hostile) {
   v1::SocketResponse late;
-  late.set_request(kAsked + 1);
+  late.set_request(kCallNumber + 1);
   late.mutable_reserve()->add_offsets(512);
   v1::SocketResponse reserved;
-  reserved.set_request(kAsked);
+  reserved.set_request(kCallNumber);
   reserved.mutable_reserve()->add_offsets(1024);
   v1::SocketResponse committed;
-  committed.set_request(kAsked);
+  committed.set_request(kCallNumber);
   committed.mutable_commit()->add_outcomes(v1::COMMIT_OUTCOME_STORED);
   committed.mutable_commit()->set_flush_mark(3);
-  v1::SocketCall keys = questions.RightReserve(7);
+  v1::SocketCall keys = hostile.RightReserve(7);
   keys.mutable_reserve()->set_keyspace(std::string(32, 'k'));
   keys.mutable_reserve()->set_keys(std::string(64, 'p'));
-  const std::vector<std::string> put = {questions.RightReserve(5).SerializeAsString(),
-                                        questions.RightCommit(6).SerializeAsString()};
+  const std::vector<std::string> put = {hostile.RightReserve(5).SerializeAsString(),
+                                        hostile.RightCommit(6).SerializeAsString()};
   return {Join(kOpenKeyspaceBit, put), Join(kOpenKeyspaceBit | kCopiesBit, put),
           Join(kOpenKeyspaceBit, {keys.SerializeAsString(), put[1], put[1]}),
           Join(kClientBit | kReserveBit, {late.SerializeAsString(), reserved.SerializeAsString()}),
@@ -275,22 +276,22 @@ std::vector<std::string> StagingSeeds(const Questions& questions) {
 }
 
 std::vector<std::string> Seeds() {
-  const Questions questions;
-  v1::SocketCall ranged = questions.Right(2);
+  const HostileCalls hostile;
+  v1::SocketCall ranged = hostile.Right(2);
   ranged.mutable_acquire()->mutable_range()->set_layer_end(2);
   ranged.mutable_acquire()->mutable_range()->set_head_end(1);
   ranged.mutable_acquire()->set_first_page(32);
   ranged.mutable_acquire()->set_run(std::string(32, 'r'));
-  v1::SocketCall joining = questions.Right(3);
+  v1::SocketCall joining = hostile.Right(3);
   joining.mutable_acquire()->set_lease(1);
   joining.mutable_acquire()->add_pools(std::string(16, 'p'));
   joining.mutable_acquire()->set_window_tokens(256);
   std::vector<std::string> seeds = {
-      Join(kOpenKeyspaceBit, {questions.Right(1).SerializeAsString()}),
-      Join(kOpenKeyspaceBit, {questions.Right(1).SerializeAsString(), ranged.SerializeAsString(),
-                              joining.SerializeAsString(), questions.Right(1).SerializeAsString()}),
-      Join(0, {questions.Right(4).SerializeAsString()}), AnswerSeed(), RefusalSeed()};
-  for (std::string& seed : StagingSeeds(questions)) seeds.push_back(std::move(seed));
+      Join(kOpenKeyspaceBit, {hostile.Right(1).SerializeAsString()}),
+      Join(kOpenKeyspaceBit, {hostile.Right(1).SerializeAsString(), ranged.SerializeAsString(),
+                              joining.SerializeAsString(), hostile.Right(1).SerializeAsString()}),
+      Join(0, {hostile.Right(4).SerializeAsString()}), ResponseSeed(), RefusalSeed()};
+  for (std::string& seed : StagingSeeds(hostile)) seeds.push_back(std::move(seed));
   return seeds;
 }
 

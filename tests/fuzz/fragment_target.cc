@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // Fragments in slots, extents and streams, and entries of the SSD tier's index. The first byte says
-// what the rest is; sums are made right, for wrong ones end at the first check.
+// the kind of the rest; checksums are made right, for wrong ones end at the first check.
 #include <algorithm>
 
 #include "common/crc32c.h"

@@ -58,17 +58,17 @@ void RunFetch(std::span<const std::byte> body) {
   Check(decoded.ok() && EncodeFetch(*decoded) == again);
 }
 
-void RunAnswer(std::span<const std::byte> body) {
-  const auto answer = DecodeResponse(body);
-  if (!answer.ok()) return;
-  for (const ResponseBody::Page& page : answer->pages) {
+void RunResponse(std::span<const std::byte> body) {
+  const auto response = DecodeResponse(body);
+  if (!response.ok()) return;
+  for (const ResponseBody::Page& page : response->pages) {
     for (const std::span<const std::byte> header : page.headers) {
       Check(header.data() >= body.data() &&
             header.data() + header.size() <= body.data() + body.size());
       DecodeFragmentHeader(header).status().IgnoreError();
     }
   }
-  const std::vector<std::byte> again = EncodeResponse(*answer);
+  const std::vector<std::byte> again = EncodeResponse(*response);
   const auto decoded = DecodeResponse(again);
   Check(decoded.ok() && EncodeResponse(*decoded) == again);
 }
@@ -87,7 +87,7 @@ void Run(std::span<const std::byte> input) {
     case Kind::kFetch:
       return RunFetch(body);
     default:
-      return RunAnswer(body);
+      return RunResponse(body);
   }
 }
 
@@ -110,16 +110,16 @@ std::vector<std::string> Seeds() {
   fragment.tile_sums = {1, 2, 3, 4};
   std::vector<std::byte> encoded(FragmentHeaderBytes(4));
   EncodeFragmentHeader(fragment, encoded);
-  ResponseBody answer;
-  answer.first_page = 3;
-  answer.pages.resize(2);
-  answer.pages[0].status = PageStatus::kHit;
-  answer.pages[0].headers = {encoded, encoded};
+  ResponseBody response;
+  response.first_page = 3;
+  response.pages.resize(2);
+  response.pages[0].status = PageStatus::kHit;
+  response.pages[0].headers = {encoded, encoded};
   return {Seed(Kind::kHeader, TextOf(EncodeFrameHeader(header))),
           Seed(Kind::kHeaderWithSum, TextOf(EncodeFrameHeader(header))),
           Seed(Kind::kHello, TextOf(EncodeHello({1, 3, 77}))),
           Seed(Kind::kFetch, TextOf(EncodeFetch(fetch))),
-          Seed(Kind::kResponse, TextOf(EncodeResponse(answer)))};
+          Seed(Kind::kResponse, TextOf(EncodeResponse(response)))};
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace crumb::fuzz {
 // nothing behind for the next.
 struct FuzzTarget {
   const char* name;
-  // Decodes `input`, and aborts where what was decoded breaks a promise.
+  // Decodes `input`, and aborts if the decoded value breaks a promise.
   void (*run)(std::span<const std::byte> input);
   // Well-formed inputs, made by the encoders.
   std::vector<std::string> (*seeds)();

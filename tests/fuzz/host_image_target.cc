@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What a process hands to its successor: the image, and memory that holds what the image says. An
+// A takeover by a successor: the image, and memory with the pages that the image names. An
 // image that decodes is taken over by a store, which then serves, evicts and moves its pages.
 #include <fcntl.h>
 

@@ -25,7 +25,7 @@ enum class Kind : unsigned char {
   kRead,
   kKeyspaces,
   kHello,
-  kAnswerFetches,  // the hostile node answers what was asked of it: with nothing
+  kCompleteFetches,  // the hostile node completes its fetches with no pages
   kKinds
 };
 constexpr unsigned kKnownBit = 1u << 7;
@@ -65,7 +65,7 @@ class HostilePeer final : public Peer {
     MutexLock lock(&mutex_);
     return pages_;
   }
-  void AnswerFetches() {
+  void CompleteFetches() {
     std::vector<std::pair<transport::FetchRequest, transport::FetchDone>> fetches;
     {
       MutexLock lock(&mutex_);
@@ -73,9 +73,9 @@ class HostilePeer final : public Peer {
       pages_ = 0;
     }
     for (auto& [request, done] : fetches) {
-      transport::FetchResponse answer;
-      answer.pages.resize(request.pages.size());
-      done(std::move(answer));
+      transport::FetchResponse response;
+      response.pages.resize(request.pages.size());
+      done(std::move(response));
     }
   }
 
@@ -93,9 +93,9 @@ class Node final : public CallFixture {
     peers_.SetPeers({hostile_});
   }
   ~Node() override {
-    hostile_->AnswerFetches();
+    hostile_->CompleteFetches();
     steps_.Stop();
-    answers_.clear();
+    responses_.clear();
   }
   void TestBody() override {}
 
@@ -154,7 +154,7 @@ class Node final : public CallFixture {
                        4};
   PartyBudget push_pages_{kPushPagesMax};
   PageSource source_{store_, *keyspaces_, grants_, counts_, kReadsMax};
-  std::vector<transport::SourceResponse> answers_;  // reads that the hostile node does not take
+  std::vector<transport::SourceResponse> responses_;  // reads that the hostile node does not take
   const PeerCallContext calls_{.clock = Clock::Real(),
                                .store = store_,
                                .keyspaces = *keyspaces_,
@@ -209,13 +209,13 @@ void Node::CallAcquire(bool known, const std::string& bytes) {
   PeerAcquire(calls_, request, TimePoint::max(), &response, [&](const absl::Status& status) {
     ++times;
     if (!status.ok()) return;
-    size_t asked = 0;
+    size_t requested = 0;
     size_t hits = 0;
-    for (const std::string& run : request.runs()) asked += run.size() / sizeof(PageKey);
+    for (const std::string& run : request.runs()) requested += run.size() / sizeof(PageKey);
     for (const uint32_t hit : response.hit_pages()) hits += hit;
     Check(response.hit_pages_size() == request.runs_size() ||
           (request.runs().empty() && response.hit_pages().empty()));
-    Check(hits <= std::min(asked, kKeysMax));
+    Check(hits <= std::min(requested, kKeysMax));
     Check(static_cast<size_t>(response.tile_bytes_size()) == hits);
     Check(response.lease() == 0 || (hits > 0 && request.lease()));
   });
@@ -252,12 +252,12 @@ void Node::CallRead(bool known, const std::string& bytes) {
   if (!wanted.ok()) return;
   Check(wanted->pages.size() <= kKeysMax);
   const size_t pages = wanted->pages.size();
-  source_.Acquire(*std::move(wanted), [&](transport::SourceResponse answer) {
-    Check(answer.pages.size() == pages);
-    for (const auto& page : answer.pages) {
+  source_.Acquire(*std::move(wanted), [&](transport::SourceResponse response) {
+    Check(response.pages.size() == pages);
+    for (const auto& page : response.pages) {
       Check((page.status == transport::PageStatus::kHit) == !page.fragments.empty());
     }
-    answers_.push_back(std::move(answer));
+    responses_.push_back(std::move(response));
   });
 }
 
@@ -298,7 +298,7 @@ void Node::Call(Kind kind, bool known, const std::string& bytes) {
       return;
     }
     default:
-      return hostile_->AnswerFetches();
+      return hostile_->CompleteFetches();
   }
 }
 
@@ -306,15 +306,15 @@ void Node::CheckBounds() {
   Check(leases_.size() <= kLeases.leases_per_node_max * 2);  // its own, and those of strangers
   Check(push_pages_.held("hostile") <= kPushPagesMax);
   Check(hostile_->pages() <= kPushPagesMax);
-  const auto served = std::count_if(answers_.begin(), answers_.end(),
-                                    [](const auto& answer) { return answer.lease != nullptr; });
+  const auto served = std::count_if(responses_.begin(), responses_.end(),
+                                    [](const auto& response) { return response.lease != nullptr; });
   Check(static_cast<size_t>(served) <= kReadsMax);
 }
 
 void Node::CheckEnd() {
-  hostile_->AnswerFetches();
+  hostile_->CompleteFetches();
   steps_.Stop();
-  answers_.clear();
+  responses_.clear();
   for (const char* node : {"hostile", ""}) {
     for (uint64_t lease = 1; lease <= kCallsMax; ++lease) leases_.Release(node, lease);
   }
@@ -382,10 +382,10 @@ std::vector<std::string> Seeds() {
   const std::string acquired = Message(Kind::kAcquire, acquire.SerializeAsString());
   const std::string offered = Message(Kind::kPush, push.SerializeAsString());
   const std::string fetched = Message(Kind::kRead, read.SerializeAsString());
-  const std::string told = Message(Kind::kKeyspaces, keyspaces.SerializeAsString());
+  const std::string dropped = Message(Kind::kKeyspaces, keyspaces.SerializeAsString());
   return {acquired + Message(Kind::kRelease, release.SerializeAsString()),
-          offered + offered + Message(Kind::kAnswerFetches, "") + offered,
-          fetched + fetched + fetched + fetched, told + acquired + fetched,
+          offered + offered + Message(Kind::kCompleteFetches, "") + offered,
+          fetched + fetched + fetched + fetched, dropped + acquired + fetched,
           Message(Kind::kHello, "") + acquired + acquired + acquired + acquired + acquired};
 }
 

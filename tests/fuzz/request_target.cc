@@ -37,7 +37,7 @@ enum class Kind : unsigned char {
 };
 constexpr unsigned kOpenKeyspaceBit = 1u << 7;
 
-// One keyspace with one page, a session, and the answers of calls.
+// One keyspace with one page, a session, and the responses of calls.
 class Calls final : public CallFixture {
  public:
   Calls() { Store(Key(1)); }
@@ -183,7 +183,7 @@ void Calls::Call(Kind kind, bool open_keyspace, const std::string& bytes) {
     default:
       if (Read(bytes, prefetch)) Prefetch(context_, prefetch, &prefetched).IgnoreError();
   }
-  // Answers are written before they go.
+  // Responses are written before they are destroyed.
   commits_.Stop();
   control_.Stop();
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-# Builds the fuzz targets, runs each for the same time and prints a table of what they did.
+# Builds the fuzz targets, runs each for the same time and prints a table of their runs.
 #   bash tests/fuzz/run.sh [--seconds N] [--jobs N] [--max-len N] [TARGET...]
 # Exit code 1: some target found something, or does not build.
 set -euo pipefail

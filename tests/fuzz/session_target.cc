@@ -253,8 +253,8 @@ std::vector<std::string> Seeds() {
   join.mutable_join()->set_handle_bytes(kHandleBytes);
   v1::PoolRequest again = join;
   again.mutable_join()->set_pool(std::string(16, 'p'));
-  v1::PoolRequest told = again;
-  told.mutable_join()->set_roster_mark(1);
+  v1::PoolRequest marked = again;
+  marked.mutable_join()->set_roster_mark(1);
   v1::PoolRequest offer;
   offer.mutable_offer();
   v1::PoolRequest numbered;
@@ -292,7 +292,7 @@ std::vector<std::string> Seeds() {
               pool(offer, File::kMemory, kSecondSession) +
               Message(Kind::kReserve, kSecondSession, File::kNone, reserve),
           pool(again, File::kRoster) + pool(numbered, File::kMemory) +
-              Message(Kind::kClaim, 0, File::kNone, claim) + pool(told, File::kNone) + released,
+              Message(Kind::kClaim, 0, File::kNone, claim) + pool(marked, File::kNone) + released,
           used + pool(fetch, File::kNone) + pool(again, File::kPipe) + pool(again, File::kEvent)};
 }
 

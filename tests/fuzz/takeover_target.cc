@@ -92,28 +92,28 @@ void SendMessages(int socket, const std::string& bytes, size_t messages_max) {
   }
 }
 
-// The crumbd that runs: it hands over to a successor that asks as it should, and to no other.
+// The crumbd that runs: it hands over to a successor that sends a valid request, and to no other.
 void RunPredecessor(const std::string& bytes) {
-  std::atomic<bool> asked{false};
-  auto listener = TakeoverListener::Start(OptionsOf(), [&] { asked = true; });
+  std::atomic<bool> requested{false};
+  auto listener = TakeoverListener::Start(OptionsOf(), [&] { requested = true; });
   Check(listener.ok());
   {
     const UniqueFd successor = ConnectFdChannel(TakeoverSocket(OptionsOf())).value();
-    // A second one that is not read would take the answer away.
+    // A second one that is not read would take the response away.
     SendMessages(successor.get(), bytes, 1);
     Check(::shutdown(successor.get(), SHUT_WR) == 0);
-    const auto answer = ReceiveFdMessage(successor.get());
-    Check(answer.ok() && !answer->bytes.empty() && answer->fds.empty());
+    const auto response = ReceiveFdMessage(successor.get());
+    Check(response.ok() && !response->bytes.empty() && response->fds.empty());
     v1::TakeoverResponse parsed;
-    Check(parsed.ParseFromString(answer->bytes.substr(0, answer->bytes.size() - 1)));
+    Check(parsed.ParseFromString(response->bytes.substr(0, response->bytes.size() - 1)));
     const UniqueFd taken = (*listener)->TakeSuccessor();
     Check(!taken.valid() || parsed.error().empty());
   }
   listener->reset();
-  Check(!asked || bytes.size() > 3);
+  Check(!requested || bytes.size() > 3);
 }
 
-// A successor: what it takes is whole, or nothing.
+// A successor: it takes a whole image, or none.
 void RunSuccessor(const std::string& bytes) {
   const UniqueFd listener = ListenFdChannel(TakeoverSocket(OptionsOf())).value();
   std::thread predecessor([&] {

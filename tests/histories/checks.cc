@@ -18,7 +18,7 @@ namespace {
 // Longer than anything waits: limits.wait_max, device_pools.keep_for, a slow disk's queue.
 constexpr Duration kLongTime = std::chrono::minutes(5);
 constexpr int kChecksOfPools = 4;
-// Pages that are asked for after each crash.
+// Pages that are requested after each crash.
 constexpr size_t kDurableChecksMax = 12;
 constexpr int kBusyRetries = 5;
 constexpr Duration kBusyPause = std::chrono::minutes(1);
@@ -98,17 +98,17 @@ void World::CheckBudgets() {
 }
 
 storage::AcquireResult World::AcquireNow(const storage::AcquireRequest& request) {
-  bool answered = false;
+  bool completed = false;
   storage::AcquireResult result;
   node_->store->Acquire(request, [&](absl::StatusOr<storage::AcquireResult> found) {
     if (found.ok()) result = *std::move(found);
-    answered = true;
+    completed = true;
   });
-  while (!answered) scheduler_.Sleep(std::chrono::milliseconds(1));
+  while (!completed) scheduler_.Sleep(std::chrono::milliseconds(1));
   return result;
 }
 
-// After a restart with a healthy disk: what was said to be durable is served.
+// Checks after a restart with a healthy disk that pages reported as durable are served.
 void World::CheckDurable() {
   const Disk::Faults faults = std::exchange(disk_.faults, Disk::Faults());
   size_t checked = 0;
@@ -162,7 +162,7 @@ void World::CheckHoard() const {
   }
 }
 
-// Every process dies; then nothing may be left of what they held.
+// Ends every process and checks that nothing is left of their leases, slots and memory.
 void World::End() {
   CheckHoard();
   disk_.faults = Disk::Faults();
@@ -170,7 +170,7 @@ void World::End() {
   scheduler_.Settle();
   scheduler_.Sleep(kLongTime);
   scheduler_.Settle();
-  if (pending_ > 0) Fail("answered", "{} calls were never answered", pending_);
+  if (pending_ > 0) Fail("completed", "{} calls were never completed", pending_);
   for (int i = 0; i < kChecksOfPools; ++i) {
     OnListener([this] { node_->pools->Check(); });
     scheduler_.Settle();

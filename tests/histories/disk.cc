@@ -14,7 +14,7 @@ namespace crumb::histories {
 using storage::FragmentMeta;
 using storage::FragmentWrite;
 
-// Fibers change only at pthread functions and in Work, so what stands between two of these is one
+// Fibers change only at pthread functions and in Work, so the code between two of these is one
 // step, and no lock is needed.
 class DiskTier final : public storage::FragmentTier {
  public:

@@ -14,9 +14,9 @@
 
 namespace crumb::histories {
 
-// A fake disk: what is on it outlives the node that wrote it. It keeps whole fragments, has room
+// A fake disk: its content outlives the node that wrote it. It keeps whole fragments, has room
 // for a number of them, evicts the page that was used least recently, and has faults. Calls sleep
-// in virtual time in the middle of what they do, so a node can die there, and other fibers run.
+// in virtual time in the middle of their work, so a node can die there, and other fibers run.
 class Disk {
  public:
   struct Faults {
@@ -24,7 +24,7 @@ class Disk {
     bool write_fails = false;  // each write fails with a chance of one half
     bool read_fails = false;   // each read fails with a chance of one half
     bool records_fail = false;
-    int64_t latency_us = 20;  // of a read or write, at most
+    int64_t latency_us = 20;  // maximum of a read or write
   };
   using PageName = std::pair<KeyspaceId, PageKey>;
 

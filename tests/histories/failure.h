@@ -9,8 +9,9 @@
 
 namespace crumb::histories {
 
-// Ends the history: reports the rule that does not hold and what was seen, and ends the process.
-// `rule` is a short name; the shrinker keeps a smaller history only if it breaks the same rule.
+// Ends the history: reports the broken rule and the observation that breaks it, and ends the
+// process. `rule` is a short name; the shrinker keeps a smaller history only if it breaks the same
+// rule.
 [[noreturn]] void FailWith(const std::string& rule, const std::string& what);
 
 template <typename... Args>

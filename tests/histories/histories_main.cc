@@ -177,7 +177,7 @@ int Run(const Arguments& arguments, const std::string& tenants_file) {
   const bool stopped = shared->stop.load();
   std::printf(
       "%llu histories in %.1f s: %llu steps, %llu calls, %llu fragments committed, %llu pages hit, "
-      "%llu of device pools, %llu durable pages asked for after crashes, %llu switches of fibers: "
+      "%llu of device pools, %llu durable pages requested after crashes, %llu switches of fibers: "
       "%s\n",
       static_cast<unsigned long long>(histories), taken.count(),
       static_cast<unsigned long long>(counts.steps), static_cast<unsigned long long>(counts.calls),

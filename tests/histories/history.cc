@@ -99,8 +99,8 @@ Profile MakeProfile(Generator& random) {
   return profile;
 }
 
-// Histories differ in what they are about: most acts keep their weight, some become frequent, some
-// are left out.
+// Histories have different subjects: most acts keep their weight, some become frequent, some are
+// left out.
 std::array<uint32_t, kActs> MakeWeights(Generator& random) {
   std::array<uint32_t, kActs> weights;
   for (size_t i = 0; i < kWeights.size(); ++i) {

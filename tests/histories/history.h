@@ -13,9 +13,9 @@ namespace crumb::histories {
 // one engine.
 inline constexpr uint32_t kWorkers = 5;
 
-// Steps of workers, operators and the machine. Arguments are taken modulo what there is when the
-// step runs, so every sequence of steps is a history, and so is what is left of one when steps are
-// taken out.
+// Steps of workers, operators and the machine. Arguments are taken modulo the number of objects
+// when the step runs, so every sequence of steps is a history, also one from which steps were taken
+// out.
 enum class Act : uint8_t {
   // Processes and sessions.
   kOpenSession,
@@ -30,7 +30,7 @@ enum class Act : uint8_t {
   kAcquire,
   kJoin,
   kRelease,
-  kGiveUp,  // an Acquire whose answer was lost
+  kGiveUp,  // an Acquire whose response was lost
   kLookup,
   kPrefetch,
   kPin,
@@ -39,7 +39,7 @@ enum class Act : uint8_t {
   kDrop,
   kSetState,
   kFlush,
-  kNotices,  // reads what the session stream has
+  kNotices,  // reads the notices of the session stream
   // Device pools.
   kPoolJoin,
   kPoolOffer,
@@ -86,7 +86,7 @@ struct Profile {
   uint32_t write_queue = 0;
   uint32_t read_queue = 0;
   uint32_t blank_percent = 0;
-  uint32_t pool_slots = 0;  // of one handle
+  uint32_t pool_slots = 0;  // slots of one handle
 
   std::string ToString() const;
 };
@@ -99,7 +99,7 @@ struct History {
   std::vector<Step> steps;
 };
 
-// The same seed gives the same history.
+// Returns the history of `seed`, always the same one.
 History MakeHistory(uint64_t seed);
 
 }  // namespace crumb::histories

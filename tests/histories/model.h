@@ -27,13 +27,13 @@ inline constexpr int kKeys = 2 * kPages;
 
 inline constexpr int kLayers = 2;
 inline constexpr int kHeads = 2;
-inline constexpr uint32_t kTileBytes = 9216;  // of head_dim 256 in groups of 128
+inline constexpr uint32_t kTileBytes = 9216;  // head_dim 256 in groups of 128
 inline constexpr TileRange kAllTiles = {{0, kLayers}, {0, kHeads}};
 
 inline int TenantOf(int keyspace) { return keyspace / 2; }
 
 // The events of a history as workers know them: which contents were committed as which page,
-// which commits were acknowledged, what was deleted or dropped, and what was said to be durable.
+// which commits were acknowledged, deleted or dropped, and which were reported as durable.
 // Every content has a number of its own, which its tiles begin with and all their bytes follow
 // from. Events are ordered by ticks.
 class Model {
@@ -64,7 +64,7 @@ class Model {
   std::vector<std::byte> FragmentOf(uint64_t number, bool damage) const;
   FragmentHeader HeaderOf(uint64_t number) const;
 
-  // A commit, from its call to its answer. `durable` says whether the store is to write it to disk.
+  // A commit, from its call to its response. `durable`: the store is to write it to disk.
   struct CommitId {
     uint64_t content = 0;
     size_t index = 0;
@@ -74,15 +74,15 @@ class Model {
   // The node died: no commit that was under way happens any more.
   void NodeDied();
 
-  // A call of Delete for keys of a keyspace, until it is answered. Commits that begin meanwhile may
-  // be deleted by it.
+  // A call of Delete for keys of a keyspace, until it is completed. Commits that begin meanwhile
+  // may be deleted by it.
   struct DeleteId {
     uint64_t number = 0;
-    std::vector<CommitId> commits;  // that ended before it began
+    std::vector<CommitId> commits;  // commits that ended before it began
   };
   DeleteId BeginDelete(int keyspace, const std::vector<PageKey>& keys);
   void EndDelete(const DeleteId& id, bool acknowledged);
-  // A call of DropKeyspace, and the generation that its answer names.
+  // A call of DropKeyspace, and the generation that its response names.
   void BeginDrop(int keyspace) { ++drops_under_way_[keyspace]; }
   void EndDrop(int keyspace, uint64_t generation);
   uint64_t acknowledged_generation(int keyspace) const;
@@ -94,7 +94,7 @@ class Model {
   // The tenant's Flush failed because pages were lost before they were written. Later calls of
   // Flush do not report these again.
   void LossReported(int tenant);
-  // A session was told that the page is durable.
+  // A session was notified that the page is durable.
   void Durable(const KeyspaceId& keyspace, const PageKey& key);
   // Pages that a node has to serve after a restart: acknowledged as durable, and neither deleted
   // nor dropped nor lost by the disk since.
@@ -125,7 +125,7 @@ class Model {
     bool durable = false;   // the store is to write it
     bool stored = false;    // it was acknowledged
     bool promised = false;  // it was said to be durable
-    uint64_t losses = 0;    // of the page on disk when it began
+    uint64_t losses = 0;    // losses of the page on disk when it began
   };
   struct Entry {
     Content content;
@@ -149,7 +149,7 @@ class Model {
     int keyspace = 0;
     std::vector<PageKey> keys;
   };
-  std::map<uint64_t, Deleting> deletes_under_way_;  // by the tick at which they began
+  std::map<uint64_t, Deleting> deletes_under_way_;  // indexed by the tick at which they began
 };
 
 }  // namespace crumb::histories

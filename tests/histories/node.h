@@ -31,15 +31,15 @@ server::Limits NodeLimits();
 server::SessionLimits NodeSessionLimits();
 server::PoolOptions NodePoolOptions();
 
-// All of crumbd below gRPC and sockets, put together as the daemon does it. Calls that gRPC's
-// threads would make run on `callers`, what the sessions' thread would do on `listener`.
+// All of crumbd below gRPC and sockets, put together as the daemon does it. Calls of gRPC's threads
+// run on `callers`, the work of the sessions' thread on `listener`.
 class Node {
  public:
   Node(const Profile& profile, Disk& disk, const std::string& tenants_file,
        storage::DeletionEpochs epochs, std::unique_ptr<storage::HandedOverMemory> handed_over);
   ~Node();
 
-  // In the order of a daemon that stops: no more calls, then what is queued, then the store.
+  // Stops in a daemon's order: no more calls, then the queued work, then the store.
   void Stop(Duration grace);
   // Stops and hands its memory over.
   std::unique_ptr<storage::HandedOverMemory> HandOver();

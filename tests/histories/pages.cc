@@ -56,7 +56,7 @@ TileRange RangeOf(const v1::AcquireRequest& request) {
           {static_cast<uint16_t>(range.head_begin()), static_cast<uint16_t>(range.head_end())}};
 }
 
-// Few pages are frequent, so that readers find what writers wrote; all others are rare.
+// Few pages are frequent, so that readers find the writers' pages; all others are rare.
 constexpr uint32_t kFrequentPages[] = {0, 0, 0, 0, 1, 2, 3, 6};
 }  // namespace
 
@@ -165,9 +165,9 @@ void World::CommitContents(Worker& worker, int keyspace, std::vector<View::Reser
   }
   const auto done = Expect([this, call, commits, then = std::move(then)](const absl::Status& s) {
     for (size_t i = 0; i < commits.size(); ++i) {
-      const bool answered = s.ok() && static_cast<int>(i) < call->response.outcomes_size();
+      const bool completed = s.ok() && static_cast<int>(i) < call->response.outcomes_size();
       const auto outcome =
-          answered ? call->response.outcomes(static_cast<int>(i)) : v1::COMMIT_OUTCOME_REFUSED;
+          completed ? call->response.outcomes(static_cast<int>(i)) : v1::COMMIT_OUTCOME_REFUSED;
       const bool there =
           outcome == v1::COMMIT_OUTCOME_STORED || outcome == v1::COMMIT_OUTCOME_DEDUPLICATED;
       if (there && !model_.at(commits[i].content).valid) {
@@ -258,13 +258,13 @@ void World::Acquire(Worker& worker, const Step& step, bool given_up) {
   const auto done =
       Expect([this, call, view, &worker, keyspace, since, given_up](const absl::Status& status) {
         if (!status.ok() || !view->open || given_up) return;
-        AnswerAcquire(worker, view, keyspace, since, call->request, call->response);
+        NoteAcquired(worker, view, keyspace, since, call->request, call->response);
       });
   OnCaller([call, view, done, context = ContextOf(worker)] {
     server::Acquire(context, view->session, TimePoint::max(), call->request, &call->response, done);
   });
   if (!given_up) return;
-  // Soon after, or long after, the caller gives back what it has not heard of.
+  // Soon after, or long after, the caller gives back the leases that it has no response for.
   OnCaller(
       [this, view, number = request.request(), pause = step.b % 3, context = ContextOf(worker)] {
         if (pause > 0) scheduler_.Sleep(std::chrono::microseconds(100 * pause));
@@ -275,9 +275,9 @@ void World::Acquire(Worker& worker, const Step& step, bool given_up) {
       });
 }
 
-void World::AnswerAcquire(Worker& worker, const std::shared_ptr<View>& view, int keyspace,
-                          const Model::Since& since, const v1::AcquireRequest& request,
-                          const v1::AcquireResponse& response) {
+void World::NoteAcquired(Worker& worker, const std::shared_ptr<View>& view, int keyspace,
+                         const Model::Since& since, const v1::AcquireRequest& request,
+                         const v1::AcquireResponse& response) {
   if (response.hit_pages() == 0) {
     if (response.lease() != 0) Fail("acquire", "a lease of no page");
     return;
@@ -353,7 +353,7 @@ void World::HoldHostFragments(HeldLease* held, const v1::AcquireRequest& request
       }
     }
   }
-  if (response.page_tiers().empty()) return;  // of a joined lease the tiers are not said
+  if (response.page_tiers().empty()) return;  // a joined lease names no tiers
   for (uint32_t page = 0; page < response.hit_pages(); ++page) {
     if (response.page_tiers(static_cast<int>(page)) == v1::TIER_DEVICE) continue;
     std::vector<TileRange> parts;

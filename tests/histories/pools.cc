@@ -137,7 +137,7 @@ void World::PoolJoin(Worker& worker, const Step& step) {
     request.mutable_join()->set_handle_bytes(HandleBytes());
     request.mutable_join()->set_pool(again);
     server::PoolReply reply = node_->pools->Handle(view->session, request, {});
-    if (worker.view == view) Notices(worker);  // copies asked of it before are not its work now
+    if (worker.view == view) Notices(worker);  // copies requested of it before are not its work now
     if (reply.response.code() != 0 || worker.view != view || InPool(worker)) return;
     if (!again.empty()) {
       worker.pool.left = worker.pool.id != again;
@@ -156,7 +156,7 @@ void World::PoolJoin(Worker& worker, const Step& step) {
 }
 
 // The process has lost its connection, or its crumbd, and has another: it takes part in its pool
-// again and says what it uses there.
+// again and reports the slots that it uses.
 void World::Rejoin(Worker& worker) {
   const auto view = worker.view;
   const auto old = worker.pool.view;
@@ -207,7 +207,7 @@ void World::Rejoin(Worker& worker) {
       for (const DeviceSlot::User& user : slot.users) {
         const bool its = user.worker == worker.index && user.view->node != nodes_;
         if (!its || name.first != id) continue;
-        // A page whose commit the process has not heard of may be claimed as what it wrote.
+        // A page whose commit has no response yet may be claimed as the page that was written.
         used.push_back({name.second, user.use == Use::kBlank ? 0 : slot.content});
       }
     }

@@ -17,7 +17,7 @@ struct Broken {
 
 struct Outcome {
   std::optional<Broken> broken;
-  World::Counts counts;  // of a history that broke no rule
+  World::Counts counts;  // valid if the history broke no rule
 };
 
 // Runs a history in a process of its own, so that a crash or a hang is an outcome as others are,

@@ -117,8 +117,8 @@ class Scheduler {
   std::mt19937_64 random_;
   std::vector<std::unique_ptr<Fiber>> fibers_;  // the driver is the first
   Fiber* running_ = nullptr;
-  std::unordered_set<const void*> onces_;               // whose routines run
-  std::unordered_map<const void*, Ownership> mutexes_;  // those that are locked
+  std::unordered_set<const void*> onces_;               // objects whose routines run
+  std::unordered_map<const void*, Ownership> mutexes_;  // locked ones
   uint64_t now_ns_;
   uint64_t switches_ = 0;
   bool moves_time_ = true;

@@ -175,9 +175,9 @@ void World::OnListener(std::function<void()> call) { node_->listener->Submit(std
 
 server::Done World::Expect(StatusFunction then) {
   ++pending_;
-  const auto answers = std::make_shared<int>(0);
-  return [this, answers, then = std::move(then)](const absl::Status& status) {
-    if (++*answers > 1) Fail("answered-once", "a call was answered twice");
+  const auto replies = std::make_shared<int>(0);
+  return [this, replies, then = std::move(then)](const absl::Status& status) {
+    if (++*replies > 1) Fail("completed-once", "a call was completed twice");
     --pending_;
     then(status);
   };
@@ -208,7 +208,7 @@ void World::OpenKeyspaces() {
   }
 }
 
-// After a restart: what was acknowledged is known.
+// Checks after a restart that acknowledged keyspaces are known.
 void World::CheckKeyspaces() {
   for (int keyspace = 0; keyspace < kKeyspaces; ++keyspace) {
     const auto found = node_->keyspaces->Find(model_.IdOf(keyspace));
@@ -220,7 +220,7 @@ void World::CheckKeyspaces() {
   }
 }
 
-// No thread of the node runs again, nothing is destroyed, the disk keeps what it has.
+// Kills the node: none of its threads runs again, nothing is destroyed, the disk keeps its content.
 void World::Crash() {
   scheduler_.KillOthers();
   crashed_ = true;
@@ -240,14 +240,14 @@ void World::Takeover() {
     scheduler_.Sleep(std::chrono::milliseconds(1));
   }
   auto memory = node_->HandOver();
-  if (pending_ > 0) Fail("answered", "{} calls of a node that stopped were not answered", pending_);
+  if (pending_ > 0) Fail("completed", "{} calls of a node that stopped got no response", pending_);
   LoseNode();
   node_.reset();
   StartNode(std::move(memory));
   CheckKeyspaces();
 }
 
-// The workers' connections break; what they map and hold stays.
+// Breaks the workers' connections; their mappings and leases stay.
 void World::LoseNode() {
   for (Worker& worker : workers_) {
     if (worker.view != nullptr) worker.view->open = false;
@@ -313,8 +313,8 @@ void World::Kill(Worker& worker) {
   worker.pool = PoolView();
   worker.view = nullptr;
   ++worker.life;
-  // All at once: no answer that arrives while the node hears of the first session may find an open
-  // one.
+  // All at once: no response that arrives while the node registers the first session may find an
+  // open one.
   for (const auto& view : views) {
     view->open = false;
     view->slabs.clear();

@@ -48,20 +48,20 @@ struct View {
   std::map<uint32_t, std::shared_ptr<SlabView>> slabs;
   uint64_t requests = 0;
   int tenant = 0;
-  uint64_t node = 0;  // which node opened it
-  bool open = true;   // the worker hears answers
+  uint64_t node = 0;  // the node that opened it
+  bool open = true;   // the worker receives responses
 };
 
 using SlotName = std::pair<std::string, uint64_t>;  // pool and slot
 
-// A device's memory: what was written where, and which processes use it. It outlives crumbd.
+// A device's memory: the content of each slot, and which processes use it. It outlives crumbd.
 struct DeviceSlot {
-  // kCommitting: its commit is not answered; a process does not let go of such a slot.
+  // kCommitting: its commit has no response yet; a process does not let go of such a slot.
   enum class Use : uint8_t { kBlank, kCommitting, kPage, kLeased };
   struct User {
     int worker = 0;
     Use use = Use::kBlank;
-    uint64_t content = 0;  // what it takes the slot to hold; kBlank: nothing
+    uint64_t content = 0;  // the content that the process expects; kBlank: none
     std::shared_ptr<View> view;
     uint64_t lease = 0;
   };
@@ -69,13 +69,13 @@ struct DeviceSlot {
   std::vector<User> users;
 };
 
-// A lease that a worker knows it holds, and what it reads there.
+// A lease that a worker knows it holds, and the pages that it reads there.
 struct HeldLease {
   uint64_t lease = 0;
   int keyspace = 0;
   std::shared_ptr<View> view;
   Model::Since since;
-  v1::AcquireRequest request;  // that it answered
+  v1::AcquireRequest request;  // the request of the response
   struct Tile {
     std::shared_ptr<SlabView> slab;
     uint64_t offset = 0;
@@ -108,8 +108,8 @@ struct Worker {
   PoolView pool;
 };
 
-// A node, its disk and its workers: runs a history and checks after each step that what the model
-// says holds. A rule that does not hold ends the process (failure.h).
+// A node, its disk and its workers: runs a history and checks the model's rules after each
+// step. A broken rule ends the process (failure.h).
 class World {
  public:
   struct Counts {
@@ -170,9 +170,9 @@ class World {
   void Abort(Worker& worker, const Step& step);
   void Put(Worker& worker, const Step& step);
   void Acquire(Worker& worker, const Step& step, bool given_up);
-  void AnswerAcquire(Worker& worker, const std::shared_ptr<View>& view, int keyspace,
-                     const Model::Since& since, const v1::AcquireRequest& request,
-                     const v1::AcquireResponse& response);
+  void NoteAcquired(Worker& worker, const std::shared_ptr<View>& view, int keyspace,
+                    const Model::Since& since, const v1::AcquireRequest& request,
+                    const v1::AcquireResponse& response);
   std::shared_ptr<SlabView> SlabOf(View& view, uint32_t slab);
   void ReadGrants(View& view);
   void HoldHostFragments(HeldLease* held, const v1::AcquireRequest& request,
@@ -191,7 +191,7 @@ class World {
   std::string KeysOf(int keyspace, uint32_t first, uint32_t count) const;
   uint64_t NewContent(int keyspace, uint64_t page, const TileRange& range, bool valid);
 
-  // pools.cc: device pools, and what session streams say.
+  // pools.cc: device pools, and the notices of session streams.
   void Notices(Worker& worker);
   void CopyDown(Worker& worker, const std::string& pool, const storage::DemotionWork& work);
   // Acts that need a pool, a handle or a blank slot that is not there are steps towards it.
@@ -231,12 +231,12 @@ class World {
   Model model_;
   std::unique_ptr<Node> node_;
   uint64_t nodes_ = 0;              // started so far
-  storage::DeletionEpochs epochs_;  // of the last one, as the file of a crumbd has them
+  storage::DeletionEpochs epochs_;  // epochs of the last node, as in the file of a crumbd
   std::array<Worker, kWorkers> workers_;
   std::map<SlotName, DeviceSlot> device_;
   // Descriptors of slabs that a tenant's process keeps without a right to read or map them.
   std::vector<std::pair<int, UniqueFd>> hoard_;
-  uint64_t pending_ = 0;  // calls that are not answered
+  uint64_t pending_ = 0;  // calls that have no response yet
   bool crashed_ = false;  // a node was left as it was
   Counts counts_;
 };

@@ -239,7 +239,7 @@ inline TakeBlank(c, s) { /* DevicePoolIndex::TakeBlank; s == NONE: there is no f
 #define MAY_ASK(c) (MEMBER(c) && phase[c] == OPEN && !under_way[c])
 #endif
 /* Whose answer is kept for a repetition. */
-#ifdef FAULT_ANSWER_OF_ANOTHER
+#ifdef FAULT_RESPONSE_OF_ANOTHER
 #define MEMO(c) 0
 #else
 #define MEMO(c) (c)
@@ -454,7 +454,7 @@ reserve: /* ReserveSlots, DevicePools::Reserve */
       :: else
       fi
     }
-    atomic { /* AskDemoter */
+    atomic { /* the request to the demoter */
       if
       :: demoter != 0 && CAN_COPY(demoter - 1) ->
         copying[demoter - 1] = copying[demoter - 1] | BIT(call_slot[l]);

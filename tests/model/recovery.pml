@@ -204,7 +204,7 @@ proctype Process(byte w) {
        :: else
        fi;
        session[w] = crumbd; ready[w] = false }
-#ifdef FAULT_MARK_TOLD_BEFORE_CLAIMS
+#ifdef FAULT_MARK_SENT_BEFORE_CLAIMS
     atomic {
       if
       :: session[w] == crumbd -> known = known | BIT(w)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Searches all states of a Promela model with Spin: spin -a, a C compiler, pan.
 
-Fails if the search ends early, visits fewer states than --states-min, or finds something other than
-what is expected: no error, or with --finds TEXT an error whose message has TEXT. With --finds the
+Fails if the search ends early, visits fewer states than --states-min, or finds something
+unexpected: expected is no error, or with --finds TEXT an error whose message has TEXT. With --finds the
 steps that lead to the error are printed.
 """
 

@@ -195,7 +195,7 @@ TEST_F(EngineTest, SequencesOfDifferentThreadsDoNotMix) {
 }
 
 // The prompt has two thousand tokens with the number near the beginning, and is continued greedily.
-TEST_F(EngineTest, AnswersPasskeysFromFarBack) {
+TEST_F(EngineTest, RecallsPasskeysFromFarBack) {
   const auto tokenizer = Tokenizer::Load(kTinyLm);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   const std::string text = ReadText("LICENSE");
@@ -209,7 +209,7 @@ TEST_F(EngineTest, AnswersPasskeysFromFarBack) {
   document.resize(1900);
   DenseKvCache read(engine_->config(), engine_->pool());
   Forward(*engine_, read, document, LogitRows::kLast);
-  const auto answer = [&](const std::string& name) {
+  const auto recalled = [&](const std::string& name) {
     DenseKvCache cache = read;
     Logits logits = Forward(
         *engine_, cache, (*tokenizer)->Encode("\n# What is the pass key for " + name + "? It is"),
@@ -222,8 +222,8 @@ TEST_F(EngineTest, AnswersPasskeysFromFarBack) {
     }
     return (*tokenizer)->Decode(generated);
   };
-  EXPECT_THAT(answer("Ada"), HasSubstr("48213"));
-  EXPECT_THAT(answer("Bob"), HasSubstr("90577"));
+  EXPECT_THAT(recalled("Ada"), HasSubstr("48213"));
+  EXPECT_THAT(recalled("Bob"), HasSubstr("90577"));
 }
 
 TEST_F(EngineTest, RefusesBadTokensAndTooManyOfThem) {

@@ -15,7 +15,7 @@ namespace crumb::models {
 namespace {
 
 // Token ids of python/bench/long_context/tasks.py.
-constexpr int32_t kBegin = 0, kAsk = 1, kFirstSymbol = 64, kFirstWord = 3136, kVocabulary = 3648;
+constexpr int32_t kBegin = 0, kQuery = 1, kFirstSymbol = 64, kFirstWord = 3136, kVocabulary = 3648;
 constexpr int kTokens = 1024;  // length of a document
 constexpr int kNeedles = 20;
 
@@ -52,13 +52,13 @@ TEST(RetrievalModelTest, FindsNeedlesInADocument) {
   DenseKvCache cache((*engine)->config(), (*engine)->pool());
   ASSERT_TRUE((*engine)->Forward(cache, document.tokens, LogitRows::kLast).ok());
   int right = 0;
-  for (int i = kNeedles - 1; i >= 0; --i) {  // one question after the other, with its answer
-    const std::vector<int32_t> question = {kAsk, document.names[i]};
-    const auto logits = (*engine)->Forward(cache, question, LogitRows::kLast);
+  for (int i = kNeedles - 1; i >= 0; --i) {  // one query after the other, with its value
+    const std::vector<int32_t> query = {kQuery, document.names[i]};
+    const auto logits = (*engine)->Forward(cache, query, LogitRows::kLast);
     ASSERT_TRUE(logits.ok()) << logits.status();
     if (GreedyToken(logits->last()) == document.values[i]) ++right;
-    const std::vector<int32_t> answer = {document.values[i]};
-    ASSERT_TRUE((*engine)->Forward(cache, answer, LogitRows::kLast).ok());
+    const std::vector<int32_t> value = {document.values[i]};
+    ASSERT_TRUE((*engine)->Forward(cache, value, LogitRows::kLast).ok());
   }
   EXPECT_GE(right, kNeedles - 1);
 }

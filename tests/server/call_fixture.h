@@ -55,12 +55,12 @@ class CallFixture : public testing::Test {
 };
 
 // A Done that remembers.
-struct Answered {
-  absl::Status status = absl::UnknownError("not answered");
+struct Completion {
+  absl::Status status = absl::UnknownError("not completed");
   int times = 0;
   Done done() {
-    return [this](absl::Status answer) {
-      status = std::move(answer);
+    return [this](absl::Status result) {
+      status = std::move(result);
       ++times;
     };
   }

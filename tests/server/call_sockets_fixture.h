@@ -48,7 +48,7 @@ class CallSocketsTest : public CallFixture {
     EXPECT_EQ(::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(bytes.size()));
   }
-  void Ask(const v1::SocketCall& call) { Send(opened_.socket.get(), call.SerializeAsString()); }
+  void Send(const v1::SocketCall& call) { Send(opened_.socket.get(), call.SerializeAsString()); }
 
   // Bytes of the next message; 0: the end.
   static ssize_t Receive(int socket, std::string* bytes) {
@@ -59,12 +59,12 @@ class CallSocketsTest : public CallFixture {
     bytes->resize(static_cast<size_t>(std::max<ssize_t>(size, 0)));
     return size;
   }
-  v1::SocketResponse Answer() {
+  v1::SocketResponse Receive() {
     std::string bytes;
-    v1::SocketResponse answer;
+    v1::SocketResponse response;
     EXPECT_GT(Receive(opened_.socket.get(), &bytes), 0);
-    EXPECT_TRUE(answer.ParseFromString(bytes));
-    return answer;
+    EXPECT_TRUE(response.ParseFromString(bytes));
+    return response;
   }
   static bool IsClosed(int socket) {
     std::string bytes;

@@ -20,7 +20,7 @@
 namespace crumb::server {
 
 inline constexpr uint64_t kHandleBytes = 1 << 20;
-inline constexpr int64_t kSlotsMax = 4096;  // half of what a handle has at the smallest slots
+inline constexpr int64_t kSlotsMax = 4096;  // half of the smallest slots in a handle
 inline constexpr auto kInvalid = static_cast<uint32_t>(absl::StatusCode::kInvalidArgument);
 inline constexpr auto kExhausted = static_cast<uint32_t>(absl::StatusCode::kResourceExhausted);
 
@@ -77,7 +77,7 @@ class DeviceCallsTest : public CallFixture {
   }
   uint64_t slot_bytes() const { return (tiles_bytes() + 127) / 128 * 128; }
 
-  // Takes part in the pool with a handle; answers its id.
+  // Takes part in the pool with a handle; returns its id.
   std::string Join(const std::shared_ptr<Session>& session, bool offer = true) {
     const PoolReply joined = pools_.Handle(session, JoinRequest(), {});
     EXPECT_EQ(joined.response.code(), 0u) << joined.response.error();
@@ -114,10 +114,10 @@ class DeviceCallsTest : public CallFixture {
     request.set_pool(pool);
     request.add_slots(slot);
     request.add_headers(header);
-    Answered answered;
-    server::Commit(context_, *session, request, response, answered.done());
-    EXPECT_EQ(answered.times, 1);
-    return answered.status;
+    Completion completion;
+    server::Commit(context_, *session, request, response, completion.done());
+    EXPECT_EQ(completion.times, 1);
+    return completion.status;
   }
 
   absl::Status Release(Session& session, const std::string& pool,
@@ -148,7 +148,7 @@ class DeviceCallsTest : public CallFixture {
 
   // Called once, by the next Reserve that has to evict, between its two looks at the session.
   std::function<void()> while_evicting_;
-  FakeClock clock_;  // of the pools
+  FakeClock clock_;  // the clock of the pools
   storage::DeviceTier tier_;
   DevicePools pools_;
   const std::string device_;

@@ -55,9 +55,9 @@ grpc::Status Call(const std::shared_ptr<grpc::Channel>& channel, grpc::ClientCon
     stream->WritesDone(&tag);
     done();
   }
-  grpc::ByteBuffer answer;
+  grpc::ByteBuffer response;
   do {
-    stream->Read(&answer, &tag);
+    stream->Read(&response, &tag);
   } while (done());
   grpc::Status status;
   stream->Finish(&status, &tag);

@@ -19,7 +19,7 @@ std::vector<const google::protobuf::ServiceDescriptor*> AllServices();
 // "/crumb.v1.CacheService/Acquire".
 std::string PathOf(const google::protobuf::MethodDescriptor& method);
 
-// Makes one call of any kind: sends `requests` and the end of them, reads answers until there are
+// Makes one call of any kind: sends `requests` and the end of them, reads responses until there are
 // no more, and returns the status. Stops sending when the call has ended.
 grpc::Status Call(const std::shared_ptr<grpc::Channel>& channel, grpc::ClientContext& context,
                   const std::string& path, const std::vector<std::string>& requests);

@@ -22,7 +22,7 @@
 
 #include "common/unique_fd.h"
 
-// Descriptors that a hostile process sends, and what they take.
+// Descriptors that a hostile process sends, and the resources that they take.
 namespace crumb::server {
 
 // A TCP socket whose last close waits for its other side, here for longer than a test: SO_LINGER is
@@ -94,7 +94,7 @@ inline std::unique_ptr<LingeringSocket> SendLingering(const std::function<void(i
 inline constexpr size_t kKernelFdsMax = 253;
 
 // Sends one message with any number of descriptors that the kernel passes; SendFdMessage sends only
-// what the protocol allows. Returns false if the socket takes no message.
+// as many as the protocol allows. Returns false if the socket takes no message.
 inline bool SendDescriptors(int socket, const std::string& bytes, std::span<const int> fds) {
   iovec part{const_cast<char*>(bytes.data()), bytes.size()};
   msghdr message{};

@@ -136,7 +136,7 @@ void MemoryStore::HoldAcquires() {
   hold_ = true;
 }
 
-void MemoryStore::AnswerHeld() {
+void MemoryStore::RespondHeld() {
   std::vector<Held> held;
   {
     MutexLock lock(&mutex_);

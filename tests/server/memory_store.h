@@ -15,8 +15,8 @@
 namespace crumb::server {
 
 // A TieredStore of one slab without eviction or SSD. Every page is one fragment, and slots are not
-// used again. Pages become durable when Flush is called. store_contract_test.cc holds it to what
-// the real store promises. Thread-safe.
+// used again. Pages become durable when Flush is called. store_contract_test.cc runs the real
+// store's contract tests on it. Thread-safe.
 class MemoryStore : public storage::TieredStore {
  public:
   // Fragments of at most `slot_bytes` each. `records` lives on when the store goes, like a disk.
@@ -84,9 +84,9 @@ class MemoryStore : public storage::TieredStore {
   // Pages are found in this tier from now on.
   void ReportTier(Tier tier);
 
-  // Acquires from now on call back only in AnswerHeld.
+  // Acquires from now on call back only in RespondHeld.
   void HoldAcquires();
-  void AnswerHeld();
+  void RespondHeld();
 
  private:
   using Name = std::pair<KeyspaceId, PageKey>;

@@ -23,7 +23,7 @@ sockaddr_in Loopback(const std::string& address, int port) {
   return place;
 }
 
-// Whether the other side has closed the connection. What it has sent, gRPC's settings, is skipped.
+// Returns whether the other side has closed the connection. Skips the gRPC settings that it sent.
 bool Closed(int socket) {
   while (true) {
     char buffer[4096];

@@ -9,7 +9,7 @@
 
 namespace crumb::server {
 
-// Connections of a caller who opens them and sends nothing, or what the test sends.
+// Connections of a caller that opens them and sends nothing, or only the test's bytes.
 class RawConnections {
  public:
   // Connects to a TCP port of the loopback interface from a loopback address, such as "127.0.0.2".

@@ -115,7 +115,7 @@ void DeletePages(const Attacker& a, int first) {
   ASSERT_TRUE(a.stub.Delete(a.Context(), request, &response).ok());
 }
 
-// The same pages again and again: each lease keeps a copy that no key names any more.
+// Commits and leases the same pages repeatedly: each lease keeps a copy that no key names any more.
 void LeaseAndDelete(const Attacker& a) {
   for (int pages = 0; pages < kHeldPages; pages += kBatch) {
     PutTiles(a, 4'000'000, kAllTiles);
@@ -125,7 +125,7 @@ void LeaseAndDelete(const Attacker& a) {
   }
 }
 
-// The same with streams, of which one message is read.
+// Calls streams and reads one message of each.
 void GetAndDelete(const Attacker& a) {
   for (int pages = 0; pages < kHeldPages; pages += kBatch) {
     PutTiles(a, 5'000'000, kAllTiles);
@@ -296,7 +296,7 @@ void UnfinishedMessages(const Attacker& a) {
   EXPECT_LT(sent, uint64_t{2} * kCalls * kMessageBytes) << "crumbd stopped reading, or ended calls";
 }
 
-// A session of tenant a that asks for device pools.
+// A session of tenant a that requests device pools.
 class PoolCaller {
  public:
   explicit PoolCaller(const TwoTenants& crumbd)
@@ -324,7 +324,7 @@ class PoolCaller {
     request.mutable_join()->set_device(id);
     request.mutable_join()->set_slot_bytes(slot_bytes);
     request.mutable_join()->set_handle_bytes(handle_bytes);
-    return Ask(request, {}).pool();
+    return Call(request, {}).pool();
   }
   // Offers handles until one is refused.
   void OfferAll(const std::string& pool) {
@@ -333,18 +333,18 @@ class PoolCaller {
     v1::PoolRequest request;
     request.mutable_offer()->set_pool(pool);
     uint32_t code = 0;
-    while (code == 0) code = Ask(request, fds).code();
+    while (code == 0) code = Call(request, fds).code();
     EXPECT_EQ(code, static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
   }
 
  private:
-  v1::PoolResponse Ask(const v1::PoolRequest& request, std::span<const int> fds) {
-    v1::PoolResponse answer;
-    answer.set_code(static_cast<uint32_t>(absl::StatusCode::kUnavailable));
-    if (!SendFdMessage(socket_.get(), request.SerializeAsString(), fds).ok()) return answer;
+  v1::PoolResponse Call(const v1::PoolRequest& request, std::span<const int> fds) {
+    v1::PoolResponse reply;
+    reply.set_code(static_cast<uint32_t>(absl::StatusCode::kUnavailable));
+    if (!SendFdMessage(socket_.get(), request.SerializeAsString(), fds).ok()) return reply;
     const auto message = ReceiveFdMessage(socket_.get());
-    EXPECT_TRUE(message.ok() && answer.ParseFromString(message->bytes)) << message.status();
-    return answer;
+    EXPECT_TRUE(message.ok() && reply.ParseFromString(message->bytes)) << message.status();
+    return reply;
   }
 
   UniqueFd socket_;
@@ -423,7 +423,7 @@ std::vector<BudgetRow> RowsWithoutSsd() {
          options.listen.tcp = "127.0.0.1:0";
          options.limits.connections_max = 64;
        }},
-      // The limit shows in what the attacker could send.
+      // The limit shows in the number of descriptors that the attacker could send.
       {"receive_bytes", "", UnfinishedMessages,
        [](Options& options) { options.limits.receive_bytes_max = ByteSize{64 << 20}; }},
       {"device_pools", Rejected("device_tenant"), JoinPools,

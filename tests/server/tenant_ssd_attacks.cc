@@ -85,8 +85,8 @@ void WriteWithoutEnd(const Attacker& a) {
   }));
 }
 
-// Pages that the attacks below read, twice what host memory has room for. They are named in random
-// order, so that most of them are not there.
+// Pages that the attacks below read, twice as many as fit into host memory. They are named in
+// random order, so that most of them are not there.
 constexpr int kFirstRead = 8'000'000;
 constexpr int kPagesRead = 2'600;
 constexpr int kPagesOfRead = 32;

@@ -88,9 +88,9 @@ std::vector<std::byte> TestClient::Fragment(const PageKey& key, uint8_t fill,
 
 v1::SocketResponse TestClient::CallOverSocket(const v1::SocketCall& call) {
   SendFdMessage(staging_socket_.get(), call.SerializeAsString(), {}).IgnoreError();
-  v1::SocketResponse answer;
-  answer.ParseFromString(ReceiveFdMessage(staging_socket_.get()).value().bytes);
-  return answer;
+  v1::SocketResponse reply;
+  reply.ParseFromString(ReceiveFdMessage(staging_socket_.get()).value().bytes);
+  return reply;
 }
 
 grpc::Status TestClient::Commit(const std::vector<std::byte>& fragment,

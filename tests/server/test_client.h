@@ -21,7 +21,7 @@ namespace crumb::server {
 UniqueFd OwnPidfd();
 
 // A worker as bare as can be: a session, its staging memory and slabs, and blocking calls. Fails
-// hard (StatusOr::value) when crumbd does not answer; a refusal is in welcome().error().
+// hard (StatusOr::value) when crumbd does not respond; a refusal is in welcome().error().
 class TestClient {
  public:
   static constexpr int kLayers = 2;
@@ -53,7 +53,7 @@ class TestClient {
   grpc::Status Get(const std::string& keys, std::vector<std::vector<std::byte>>* fragments,
                    v1::MissReason* miss_reason);
 
-  // Bytes of one fragment of an answer, as mapped.
+  // Bytes of one fragment of a response, as mapped.
   std::span<const std::byte> Mapped(const v1::Fragments& fragments, int index) const;
   // All slabs that this client maps, by number; takes those that crumbd has sent meanwhile.
   const std::map<uint32_t, Mapping>& Slabs();
@@ -69,7 +69,7 @@ class TestClient {
   static std::string Keys(int first, int count);
 
   v1::CacheService::Stub& stub() { return *stub_; }
-  const std::string& token() const { return token_; }  // of the session, in hexadecimal
+  const std::string& token() const { return token_; }  // the session's token, in hexadecimal
   const v1::OpenKeyspaceResponse& keyspace() const { return keyspace_; }
   const v1::SessionWelcome& welcome() const { return welcome_; }
   uint32_t tiles_bytes() const { return kLayers * kKvHeads * keyspace_.int2_tile_bytes(); }

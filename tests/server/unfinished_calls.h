@@ -10,7 +10,7 @@
 
 namespace crumb::server {
 
-// A caller without a token who speaks just enough HTTP/2 to begin gRPC calls whose messages never
+// A caller without a token that uses just enough HTTP/2 to begin gRPC calls whose messages never
 // end: as many bytes of each as the server's flow control lets through, and then silence.
 class UnfinishedCalls {
  public:
@@ -18,7 +18,7 @@ class UnfinishedCalls {
   // `message_bytes`. connected() is false when there is no connection.
   UnfinishedCalls(const std::string& socket, int calls, uint32_t message_bytes);
 
-  // Sends what the server lets through, until it has let through nothing for `quiet_ms`.
+  // Sends until the server has let nothing through for `quiet_ms`.
   void Push(int quiet_ms);
 
   bool connected() const { return fd_.valid(); }
@@ -29,7 +29,7 @@ class UnfinishedCalls {
  private:
   struct Call {
     int64_t window = 65'535;
-    uint32_t left = 0;  // of the message
+    uint32_t left = 0;  // bytes of the message
   };
 
   void Send(const std::string& bytes);

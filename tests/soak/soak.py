@@ -25,10 +25,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "cluster
 from crumbd_group import free_ports, wait_for  # noqa: E402
 
 NODES = 2
-# This node's crumbd is taken over and never killed, so that what it leaks adds up.
+# This node's crumbd is taken over and never killed, so that its leaks add up.
 STEADY_NODE = 0
 TENANTS = 3
-# The load, as a part of what the slower of disk and network can do.
+# The load as a fraction of the rate of the slower of disk and network.
 LOAD_SHARE = 0.8
 # Part of the run before values are compared, and seconds after a restart in which a process's own
 # values are not.
@@ -109,7 +109,7 @@ def slope(samples):
 
 
 def judge(node, name, samples, begin, seconds):
-    """Returns a line of the table, and what is wrong with the samples behind the warm-up, or None."""
+    """Returns a line of the table, and the complaint about samples behind the warm-up, or None."""
     flat = [s for s in samples if s[0] - begin >= WARM_UP_SHARE * seconds]
     if len(flat) < SAMPLES_MIN:
         return (f"{node:>4} {name:>14} {len(flat):>8}",
@@ -201,8 +201,8 @@ class Soak:
             raise AssertionError(f"crumbd {node} ended with {process.returncode}:\n{log}")
         try:
             url = f"http://127.0.0.1:{self.admin[node]}/readyz"
-            with urllib.request.urlopen(url, timeout=2) as answer:
-                return answer.status == 200
+            with urllib.request.urlopen(url, timeout=2) as response:
+                return response.status == 200
         except OSError:
             return False
 
@@ -253,8 +253,8 @@ class Soak:
                     "memory MiB": int(re.search(r"RssAnon:\s+(\d+)", status)[1]) / 1024,
                     "descriptors": len(os.listdir(f"/proc/{process.pid}/fd"))}
                 url = f"http://127.0.0.1:{self.admin[node]}/metrics"
-                with urllib.request.urlopen(url, timeout=5) as answer:
-                    text = answer.read().decode()
+                with urllib.request.urlopen(url, timeout=5) as response:
+                    text = response.read().decode()
             except (OSError, TypeError):
                 continue
             for name, metric in METRICS.items():
@@ -410,8 +410,8 @@ class Soak:
         for node in range(NODES):
             def left(node=node):
                 url = f"http://127.0.0.1:{self.admin[node]}/metrics"
-                with urllib.request.urlopen(url, timeout=5) as answer:
-                    text = answer.read().decode()
+                with urllib.request.urlopen(url, timeout=5) as response:
+                    text = response.read().decode()
                 return {name: float(found[1]) for name in (
                     "crumb_sessions", "crumb_leases", "crumb_leased_slots", "crumb_reservations",
                     "crumb_staging_bytes")
@@ -448,7 +448,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1, help="chooses what is killed")
     parser.add_argument("--crumbd", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--worker", required=True, help=argparse.SUPPRESS)
-    for number in (signal.SIGINT, signal.SIGTERM):  # behind nohup SIGINT is ignored otherwise
+    for number in (signal.SIGINT, signal.SIGTERM):  # nohup ignores SIGINT otherwise
         signal.signal(number, interrupt)
     soak = Soak(parser.parse_args())
     try:

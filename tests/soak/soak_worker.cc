@@ -36,7 +36,7 @@ constexpr int kBatchPages = 8;
 constexpr uint64_t kReadWindow = 2000;
 constexpr auto kReadTimeout = std::chrono::milliseconds(500);
 constexpr auto kPrintInterval = std::chrono::seconds(1);
-// Pages of before a drop that are asked for after it.
+// Pages of before a drop that are requested after it.
 constexpr uint64_t kDroppedChecks = 64;
 
 struct Arguments {
@@ -85,7 +85,7 @@ class Worker {
       if (!HasKeyspace()) {
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
       } else {
-        if (totals_.drops < drops_wanted_) Drop();  // until crumbd answers
+        if (totals_.drops < drops_wanted_) Drop();  // again until crumbd responds
         Publish();
         ReadBatch();
         const std::chrono::duration<double> pace(

@@ -21,7 +21,7 @@ TEST_F(DeviceTierTest, ARecoveringPoolGivesOutNothingUntilAllIsKnown) {
   EXPECT_THAT(tier_->Reserve(pool, kAnn, 4), IsEmpty());
   const auto header = HeaderOf(SamplePage(1, 0));
   EXPECT_TRUE(tier_->Claim(pool, kAnn, 0, header, 1));
-  EXPECT_TRUE(tier_->Claim(pool, kAnn, 0, header, 1));  // asked again: one hold
+  EXPECT_TRUE(tier_->Claim(pool, kAnn, 0, header, 1));  // claimed twice: one hold
   EXPECT_TRUE(tier_->Claim(pool, kBob, 0, header, 1));  // another reader of it
   EXPECT_EQ(PoolStats().held_slots, 2u);
   EXPECT_TRUE(tier_->Claim(pool, kBob, 1, nullptr, 1));   // blank
@@ -36,9 +36,9 @@ TEST_F(DeviceTierTest, ARecoveringPoolGivesOutNothingUntilAllIsKnown) {
   EXPECT_EQ(tier_->Release(pool, kAnn, std::vector<uint64_t>{0}), 0u);
 }
 
-// A page that was removed while a process holds its slot is no hit of a later crumbd, which hears
-// of the slot from that process; the slot stays the process's. What is written there since is a
-// hit.
+// A page that was removed while a process holds its slot is no hit of a later crumbd, which
+// the process reports the slot to; the slot stays the process's. A page written there since
+// is a hit.
 TEST_F(DeviceTierTest, ARemovedPageIsNotClaimedAsAHit) {
   const UniqueFd roster = CreateRoster().value();
   const auto add_pool = [&roster](DeviceTier& tier, bool recovering) {
@@ -325,9 +325,9 @@ class SharedClaimsTest : public DeviceTierTest {
 };
 
 TEST_F(SharedClaimsTest, ASlotOfTwoHoldersOutlivesTheFirst) {
-  const std::vector<std::shared_ptr<const FragmentHeader>> told = {nullptr, page_};
-  for (const auto& ann : told) {
-    for (const auto& bob : told) {
+  const std::vector<std::shared_ptr<const FragmentHeader>> headers = {nullptr, page_};
+  for (const auto& ann : headers) {
+    for (const auto& bob : headers) {
       for (const bool before : {false, true}) {  // the end of the recovery
         SCOPED_TRACE(testing::Message() << "Ann knows the page: " << (ann != nullptr)
                                         << ", Bob: " << (bob != nullptr) << ", before " << before);

@@ -53,8 +53,8 @@ class DeviceTierTest : public testing::Test {
     tier_->SetDemoters({.choose = [this](DevicePoolNumber) { return demoter_; },
                         .request =
                             [this](DevicePoolNumber, HolderId, std::span<const DemotionWork> work) {
-                              asked_.insert(asked_.end(), work.begin(), work.end());
-                              return answers_;
+                              requested_.insert(requested_.end(), work.begin(), work.end());
+                              return accepts_;
                             }});
     pool_ = AddPool(8);
   }
@@ -86,8 +86,8 @@ class DeviceTierTest : public testing::Test {
   DeviceTier* tier_ = nullptr;
   DevicePoolNumber pool_ = 0;
   HolderId demoter_ = 0;
-  bool answers_ = true;
-  std::vector<DemotionWork> asked_;
+  bool accepts_ = true;
+  std::vector<DemotionWork> requested_;
 };
 
 }  // namespace crumb::storage

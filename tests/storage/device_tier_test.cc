@@ -134,7 +134,8 @@ TEST_F(DeviceTierTest, AnEndedHolderLeavesItsPagesAndNoSlot) {
   EXPECT_EQ(tier_->HeldBy(pool_, kAnn), 0u);
 }
 
-// Evicts from the end of the prefix on, and only what a tier below has, as long as there is such.
+// Evicts from the end of the prefix, and only pages that a tier below has, as long as there are
+// any.
 TEST_F(DeviceTierTest, PagesWithACopyBelowGoAtOnce) {
   Fill(pool_, 1, 0, 8);
   for (uint64_t page = 0; page < 8; ++page) {
@@ -152,18 +153,21 @@ TEST_F(DeviceTierTest, PagesWithoutACopyAreCopiedFirst) {
   Fill(pool_, 1, 0, 8);
   demoter_ = kBob;
   EXPECT_THAT(tier_->Reserve(pool_, kAnn, 2), IsEmpty());  // not yet
-  ASSERT_THAT(asked_, SizeIs(2));
-  EXPECT_EQ(asked_[0].header->key, SampleKey(1, 7));
+  ASSERT_THAT(requested_, SizeIs(2));
+  EXPECT_EQ(requested_[0].header->key, SampleKey(1, 7));
   EXPECT_EQ(PoolStats().demoting_slots, 2u);
   // Meanwhile the page is a hit.
   const auto hit = Acquire(*store_, Request(1, 8, {pool_}));
   EXPECT_EQ(hit->hit_pages, 8u);
   store_->Release(hit->lease);
-  EXPECT_EQ(tier_->Demoted(pool_, kAnn, std::vector<uint64_t>{asked_[0].slot}), 1u);
+  EXPECT_EQ(tier_->Demoted(pool_, kAnn, std::vector<uint64_t>{requested_[0].slot}), 1u);
   ASSERT_TRUE(Commit(*store_, SamplePage(1, 7)).ok());
   ASSERT_TRUE(Commit(*store_, SamplePage(1, 6)).ok());
-  EXPECT_EQ(tier_->Demoted(pool_, kBob, std::vector<uint64_t>{asked_[0].slot, asked_[1].slot}), 0u);
-  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 2), UnorderedElementsAre(asked_[0].slot, asked_[1].slot));
+  EXPECT_EQ(
+      tier_->Demoted(pool_, kBob, std::vector<uint64_t>{requested_[0].slot, requested_[1].slot}),
+      0u);
+  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 2),
+              UnorderedElementsAre(requested_[0].slot, requested_[1].slot));
   EXPECT_EQ(PoolStats().demoted_slots, 2u);
   EXPECT_EQ(PoolStats().dropped_slots, 0u);
 }
@@ -172,8 +176,8 @@ TEST_F(DeviceTierTest, ACopyThatFailedIsCountedAsLost) {
   Fill(pool_, 1, 0, 8);
   demoter_ = kBob;
   tier_->Reserve(pool_, kAnn, 1);
-  ASSERT_THAT(asked_, SizeIs(1));
-  EXPECT_EQ(tier_->Demoted(pool_, kBob, std::vector<uint64_t>{asked_[0].slot}), 0u);
+  ASSERT_THAT(requested_, SizeIs(1));
+  EXPECT_EQ(tier_->Demoted(pool_, kBob, std::vector<uint64_t>{requested_[0].slot}), 0u);
   EXPECT_EQ(PoolStats().demoted_slots, 0u);
   EXPECT_EQ(PoolStats().dropped_slots, 1u);
 }
@@ -184,7 +188,7 @@ TEST_F(DeviceTierTest, APageLeasedWhileItIsCopiedStays) {
   tier_->Reserve(pool_, kAnn, 1);
   const auto lease = Acquire(*store_, Request(1, 8, {pool_}));
   ASSERT_TRUE(Commit(*store_, SamplePage(1, 7)).ok());
-  EXPECT_EQ(tier_->Demoted(pool_, kBob, std::vector<uint64_t>{asked_[0].slot}), 0u);
+  EXPECT_EQ(tier_->Demoted(pool_, kBob, std::vector<uint64_t>{requested_[0].slot}), 0u);
   EXPECT_THAT(tier_->Reserve(pool_, kAnn, 8), IsEmpty());
   EXPECT_THAT(Acquire(*store_, Request(1, 8, {pool_}))->page_tiers, Each(Tier::kDevice));
 }
@@ -194,7 +198,7 @@ TEST_F(DeviceTierTest, WithoutAnybodyToCopyPagesAreDropped) {
   EXPECT_THAT(tier_->Reserve(pool_, kAnn, 3), SizeIs(3));
   EXPECT_EQ(PoolStats().dropped_slots, 3u);
   demoter_ = kBob;
-  answers_ = false;  // gone between the choice and the question
+  accepts_ = false;  // gone between the choice and the request
   EXPECT_THAT(tier_->Reserve(pool_, kAnn, 1), SizeIs(1));
   EXPECT_EQ(PoolStats().dropped_slots, 4u);
   EXPECT_EQ(PoolStats().demoting_slots, 0u);
@@ -221,7 +225,7 @@ TEST_F(FewDemotionsTest, BeyondTheBoundPagesAreDropped) {
   Fill(pool_, 1, 0, 8);
   demoter_ = kBob;
   EXPECT_THAT(tier_->Reserve(pool_, kAnn, 5), SizeIs(3));
-  EXPECT_THAT(asked_, SizeIs(2));
+  EXPECT_THAT(requested_, SizeIs(2));
   EXPECT_EQ(PoolStats().dropped_slots, 3u);
 }
 
@@ -342,16 +346,16 @@ TEST_F(DeviceTierTest, APoolOutlivesTheCopiesOfItsPages) {
   Fill(pool_, 1, 0, 8);
   demoter_ = kBob;
   EXPECT_THAT(tier_->Reserve(pool_, kAnn, 1), IsEmpty());
-  ASSERT_THAT(asked_, SizeIs(1));
+  ASSERT_THAT(requested_, SizeIs(1));
   ASSERT_TRUE(store_->DropKeyspace(SamplePage(1, 0).keyspace, 2).ok());
   EXPECT_EQ(store_->Stats().device.pages, 0u);
   EXPECT_FALSE(RemovePool(*tier_, pool_));
-  EXPECT_EQ(tier_->Demoted(pool_, kBob, std::vector<uint64_t>{asked_[0].slot}), 0u);
+  EXPECT_EQ(tier_->Demoted(pool_, kBob, std::vector<uint64_t>{requested_[0].slot}), 0u);
   EXPECT_TRUE(RemovePool(*tier_, pool_));
 }
 
-// A page chosen to leave goes to a process that ends before it hears of it; its slot has another
-// page by the time that the choice is taken back.
+// A page chosen to leave goes to a process that ends before it receives the request; its slot has
+// another page by the time that the choice is taken back.
 TEST_F(DeviceTierTest, ACopyThatIsTakenBackLateTouchesNoOtherPage) {
   Fill(pool_, 1, 0, 8);
   demoter_ = kBob;
@@ -388,7 +392,7 @@ TEST_F(DeviceTierTest, EverySlotOfEveryHandleIsGivenOutOnce) {
       for (uint64_t slot = 0; slot < 4; ++slot) expected.push_back(4 * handle + slot);
     }
     if (recovering) {
-      EXPECT_FALSE(tier_->Claim(pool, kBob, 4, nullptr, 1));  // of a handle that is not there
+      EXPECT_FALSE(tier_->Claim(pool, kBob, 4, nullptr, 1));  // its handle is not there
       EXPECT_TRUE(tier_->Claim(pool, kBob, 9, nullptr, 1));
       EXPECT_TRUE(tier_->Claim(pool, kBob, 30, nullptr, 1));
       EXPECT_EQ(tier_->Release(pool, kBob, std::vector<uint64_t>{30}), 0u);
@@ -422,7 +426,7 @@ TEST_F(DeviceTierTest, APageHasABoundedNumberOfFragments) {
 }
 
 // A tenant may cut its pages into fragments of one tile each, spread over as many pools as a
-// request may name. What a look-up of one costs grows with its fragments, not with their pairs.
+// request may name. The cost of a look-up grows with the fragments, not with their pairs.
 TEST_F(DeviceTierTest, APageOfManyFragmentsInManyPoolsIsFoundInTimeInThem) {
   constexpr int kPools = 32;
   constexpr int kFragments = 64;
@@ -446,15 +450,15 @@ TEST_F(DeviceTierTest, APageOfManyFragmentsInManyPoolsIsFoundInTimeInThem) {
   EXPECT_THAT(tier_->Covered(request), Each(true));
   // Some 33,000 fragments; their pairs are 34,000,000, 34 ms at a nanosecond each.
   EXPECT_LT(ThreadCpuSeconds() - before, 0.015);
-  // A pool that has a tile of another one adds nothing, and what is missing without it is.
+  // A pool whose tile another one has adds nothing; without that other one a tile is missing.
   std::swap(request.pools[0], request.pools[5]);
   EXPECT_THAT(tier_->Covered(request), Each(true));
   request.pools[3] = request.pools[4];
   EXPECT_THAT(tier_->Covered(request), Each(false));
 }
 
-// Fragments on devices and those in host memory count together against what an answer may name.
-TEST_F(DeviceTierTest, AnAnswerNamesABoundedNumberOfFragments) {
+// Fragments on devices and in host memory count together towards the limit of a response.
+TEST_F(DeviceTierTest, AResponseNamesABoundedNumberOfFragments) {
   Fill(pool_, 1, 0, 3);
   for (uint64_t page = 3; page < 5; ++page) {
     ASSERT_TRUE(Commit(*store_, SamplePage(1, page)).ok());
@@ -512,7 +516,7 @@ TEST_F(DeviceTierTest, NoSlotHasTwoUsers) {
   std::mt19937 random(seed);
   tier_->AddHandle(pool_, 1);
   constexpr uint64_t kSlots = 16;
-  std::map<HolderId, std::map<uint64_t, bool>> held;  // by slot: whether it is committed
+  std::map<HolderId, std::map<uint64_t, bool>> held;  // slot -> whether it is committed
   std::vector<std::pair<LeaseId, std::set<uint64_t>>> leases;
   const auto in_use = [&](uint64_t slot) {
     for (const auto& [holder, slots] : held) {
@@ -524,7 +528,7 @@ TEST_F(DeviceTierTest, NoSlotHasTwoUsers) {
     return false;
   };
   const auto demote = [&] {
-    for (const DemotionWork& work : asked_) {
+    for (const DemotionWork& work : requested_) {
       if (random() % 2 == 0) {
         for (uint64_t page = 0; page < 12; ++page) {
           if (work.header->key == SampleKey(1, page)) Commit(*store_, SamplePage(1, page)).value();
@@ -532,7 +536,7 @@ TEST_F(DeviceTierTest, NoSlotHasTwoUsers) {
       }
       EXPECT_EQ(tier_->Demoted(pool_, demoter_, std::vector<uint64_t>{work.slot}), 0u);
     }
-    asked_.clear();
+    requested_.clear();
   };
   for (int turn = 0; turn < 20'000; ++turn) {
     const HolderId holder = 1 + random() % 3;
@@ -540,7 +544,7 @@ TEST_F(DeviceTierTest, NoSlotHasTwoUsers) {
     switch (random() % 7) {
       case 0: {
         const HolderId demoter = random() % 2 == 0 ? 0 : 77;
-        if (asked_.empty()) demoter_ = demoter;
+        if (requested_.empty()) demoter_ = demoter;
         for (const uint64_t slot : tier_->Reserve(pool_, holder, 1 + random() % 4)) {
           ASSERT_FALSE(in_use(slot)) << "turn " << turn << ", slot " << slot;
           ASSERT_LT(slot, kSlots);

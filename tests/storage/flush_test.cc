@@ -146,7 +146,7 @@ TEST_F(FlushTest, PagesThatLeftMemoryUnwrittenAreNamed) {
   EXPECT_TRUE(Flush(*store_).ok()) << "the loss was reported";
 }
 
-TEST_F(FlushTest, EveryCallerHearsOfTheLossOfItsOwnPages) {
+TEST_F(FlushTest, EveryCallerLearnsOfTheLossOfItsOwnPages) {
   Open();
   const uint64_t first = store_->FlushMark(std::nullopt);
   below_->Set(FaultTier::Fault::kPutFails);
@@ -174,7 +174,7 @@ TEST_F(FlushTest, AMarkOfAnEarlierProcessIsALossUnlessItsPagesWereHandedOver) {
       << "the clock was set back by an hour between the two";
 }
 
-TEST_F(FlushTest, ATenantHearsOfItsOwnPagesOnly) {
+TEST_F(FlushTest, ATenantLearnsOfItsOwnPagesOnly) {
   Open();
   store_->SetOwner(SampleKeyspace(0), "a");
   store_->SetOwner(SampleKeyspace(1), "b");
@@ -257,7 +257,7 @@ TEST_F(FlushTest, SecondHitOwesThePagesThatWereRead) {
   EXPECT_EQ(FlushPages(*store_).lost_pages, 0u) << "none of them was admitted";
 }
 
-// The store notes the recency of pages behind the answers, of so many answers at a time.
+// The store notes the recency of pages behind the responses, of so many responses at a time.
 class FullRecencyTest : public FlushTest {
  protected:
   FullRecencyTest() { options_.ssd.admission = "second_hit"; }

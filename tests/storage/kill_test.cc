@@ -34,7 +34,7 @@ StoreOptions Options(const std::string& folder) {
   return options;
 }
 
-// The child: commits pages of this round and tells of each that is durable; never returns.
+// The child: commits pages of this round and reports each that is durable; never returns.
 [[noreturn]] void CommitUntilKilled(const std::string& folder, uint64_t round, int report_to) {
   std::map<PageKey, uint64_t> numbers;
   for (uint64_t i = 0; i < kPagesMax; ++i) numbers[SampleKey(round, i)] = i;
@@ -57,7 +57,7 @@ StoreOptions Options(const std::string& folder) {
 }
 
 struct Moment {
-  size_t reports = 0;  // when it has told of so many pages
+  size_t reports = 0;  // kills the child after so many reports
   std::chrono::microseconds pause{0};
 };
 

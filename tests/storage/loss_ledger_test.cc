@@ -44,7 +44,7 @@ TEST_F(LossLedgerTest, AMarkSeparatesWhatWasLostBeforeFromWhatIsLostAfter) {
   EXPECT_EQ(ledger_.ReportSince("one", LossLedger::kNothingCommitted).pages, 0u);
 }
 
-TEST_F(LossLedgerTest, ATenantHearsOfItsOwnLossesOnly) {
+TEST_F(LossLedgerTest, ATenantLearnsOfItsOwnLossesOnly) {
   const uint64_t one = ledger_.Mark("one"), two = ledger_.Mark("two"), all = ledger_.Mark(kAll);
   Lose(1, 3);
   Lose(2, 4);

@@ -62,8 +62,8 @@ TEST(PageForestTest, AgreesWithAMapOfParents) {
   }
 }
 
-// The mean over many questions, which no order of links can make worse.
-TEST(PageForestTest, QuestionsCostALogarithmHoweverDeepTheTreeIs) {
+// The mean over many queries, which no order of links can make worse.
+TEST(PageForestTest, QueriesCostALogarithmHoweverDeepTheTreeIs) {
   constexpr int kNodes = 1 << 15;
   PageForest forest;
   std::vector<ForestHandle> chain = {forest.Add()};

@@ -160,7 +160,7 @@ TEST_F(ChainCostTest, LinkingAPageCostsAsMuchAsItsLogarithm) {
   constexpr uint64_t kChildren = 30'000;
   constexpr uint64_t kRounds = 200;
   constexpr uint64_t kLog = 16;       // logarithm of the number of pages
-  constexpr uint64_t kConstant = 20;  // steps for each link, cut or question: of a random treap
+  constexpr uint64_t kConstant = 20;  // steps for each link, cut or query of a random treap
   for (uint64_t i = 0; i < kChain; ++i) {
     Insert(SampleKey(1, i), i == 0 ? PageKey{} : SampleKey(1, i - 1));
   }

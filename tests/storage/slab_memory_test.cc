@@ -267,7 +267,7 @@ TEST(SlabMemory, ASlabStaysDroppedWhileItsMemoryIsNotThere) {
   memory->data(0)[kSlab - 1] = std::byte{1};
 }
 
-// A process that opens a slab while the kernel is asked whether any has it open makes the kernel
+// A process that opens a slab while the kernel checks whether any has it open makes the kernel
 // send a signal, which must not end this process.
 TEST(SlabMemory, OpeningASlabWhileItIsLeasedEndsNothing) {
   const UniqueFd file = CreateMemfd("leased", 4096).value();

@@ -87,7 +87,7 @@ TEST_F(SlabOwnersTest, ASlabWithoutPagesGoesOverAtOnce) {
   ASSERT_TRUE(idle.has_value());
   EXPECT_EQ(PhaseOf(*idle), Phase::kGone);
   EXPECT_EQ(Stats().slabs_gone, 1u);
-  EXPECT_EQ(Stats().host.capacity_bytes, kSlab);  // of the slab that is in no partition
+  EXPECT_EQ(Stats().host.capacity_bytes, kSlab);  // the slab that is in no partition
   const std::vector<uint32_t> tried = {*idle};
   EXPECT_EQ(owners_.TakeUnused(tried, now()), std::nullopt);
   ASSERT_EQ(owners_.TakeUnused({}, now()), idle);

@@ -185,10 +185,10 @@ TEST(SlotAllocator, RefusesClaimsThatCannotBe) {
   bad.region = 1;
   EXPECT_FALSE(allocator.Claim(bad, 1));
   bad = good;
-  bad.offset += 512;  // between slots
+  bad.offset += 512;  // no slot begins here
   EXPECT_FALSE(allocator.Claim(bad, 1));
   bad = good;
-  bad.offset = 4 * kMiB;  // behind the end
+  bad.offset = 4 * kMiB;  // the end of the region
   EXPECT_FALSE(allocator.Claim(bad, 1));
   bad = good;
   bad.chunk_order = 40;

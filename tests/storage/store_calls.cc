@@ -29,18 +29,18 @@ AcquireRequest RequestOf(uint64_t sequence, uint64_t pages) {
 }
 
 absl::StatusOr<AcquireResult> Acquire(TieredStore& store, AcquireRequest request) {
-  auto answer = std::make_shared<std::promise<absl::StatusOr<AcquireResult>>>();
-  auto future = answer->get_future();
-  store.Acquire(std::move(request), [answer](absl::StatusOr<AcquireResult> result) {
-    answer->set_value(std::move(result));
+  auto response = std::make_shared<std::promise<absl::StatusOr<AcquireResult>>>();
+  auto future = response->get_future();
+  store.Acquire(std::move(request), [response](absl::StatusOr<AcquireResult> result) {
+    response->set_value(std::move(result));
   });
   return future.get();
 }
 
 FlushReport FlushPages(TieredStore& store, std::optional<uint64_t> since, const FlushScope& scope) {
-  auto answer = std::make_shared<std::promise<FlushReport>>();
-  auto future = answer->get_future();
-  store.Flush(scope, since, [answer](const FlushReport& report) { answer->set_value(report); });
+  auto response = std::make_shared<std::promise<FlushReport>>();
+  auto future = response->get_future();
+  store.Flush(scope, since, [response](const FlushReport& report) { response->set_value(report); });
   return future.get();
 }
 

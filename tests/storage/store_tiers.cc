@@ -148,7 +148,7 @@ class StoreFace final : public FragmentTier {
     return statuses;
   }
   std::vector<FragmentMeta> Find(const KeyspaceId& keyspace, const PageKey& key) const override {
-    // The store tells of pages by what a reader of one tile would get.
+    // The store finds a page if a reader of one tile would get it.
     std::vector<FragmentMeta> found;
     for (uint16_t head = 0; head < 2; ++head) {
       AcquireRequest request = RequestFor(keyspace, std::span(&key, 1),

@@ -325,7 +325,7 @@ TEST_F(SuccessionTest, PagesThatAreLeftOutAreLostUnlessTheSsdHasThem) {
   EXPECT_EQ(store_->Stats().host.pages, 0u);
   EXPECT_EQ(FlushPages(*store_, mark_without_ssd).lost_pages, 30u);
   const FlushReport report = FlushPages(*store_);
-  EXPECT_EQ(report.lost_pages, 30u) << "a caller without a mark hears of them, too";
+  EXPECT_EQ(report.lost_pages, 30u) << "a caller without a mark learns of them, too";
   EXPECT_EQ(report.durable_pages, 50u);
   EXPECT_TRUE(Flush(*store_).ok()) << "they were reported";
 }

@@ -15,7 +15,7 @@
 namespace crumb::storage {
 namespace {
 
-TEST_F(TenantSlabsTest, OnlyTheTenantOfASlabGetsItAndNobodyWrites) {
+TEST_F(TenantSlabsTest, OnlyTheTenantOfASlabGetsItAndNoneWrites) {
   ASSERT_TRUE(Store(1, 0, 0).ok());
   ASSERT_TRUE(Store(2, 0, 0).ok());
   const uint32_t first = *SlabsOf(1, 1).begin();
@@ -55,7 +55,7 @@ TEST_F(TenantSlabsTest, ASlabThatMovesHoldsNothingOfBefore) {
   EXPECT_TRUE(absl::IsPermissionDenied(store_->OpenSlab(slab, SampleKeyspace(1)).status()));
 }
 
-TEST_F(TenantSlabsTest, ASlabThatSomebodyMapsGoesToNobodyElse) {
+TEST_F(TenantSlabsTest, ASlabThatIsMappedGoesToNoOther) {
   Fill(1);
   std::map<uint32_t, Mapping> mapped;
   for (const uint32_t slab : SlabsOf(1, kFilling)) mapped.emplace(slab, Map(1, slab));
@@ -131,7 +131,7 @@ TEST_F(TenantSlabsTest, ATenantThatKeepsSlabsTakesNoneFromOthers) {
 
 TEST_F(TenantSlabsTest, ASlabWhoseMemoryDoesNotComeBackStaysOutOfUse) {
   Fill(1);
-  free_bytes_ = kSlabBytes / 2;  // what pinned pages leave
+  free_bytes_ = kSlabBytes / 2;  // bytes that pinned pages leave
   EXPECT_TRUE(absl::IsResourceExhausted(Store(2, 0, 0)));
   EXPECT_EQ(store_->Stats().slab_renewals_failed, 1u);
   EXPECT_TRUE(Store(1, 5000, 0).ok());
@@ -252,7 +252,7 @@ TEST_F(TenantSlabsTest, MoreTenantsThanSlabsTakeTurns) {
   clock_.Advance(std::chrono::seconds(10));
   for (const uint64_t tenant : {1, 3, 4}) ASSERT_TRUE(Store(tenant, 1, 0).ok());
   EXPECT_TRUE(Store(5, 0, 0).ok());
-  EXPECT_TRUE(SlabsOf(2, 1).empty());  // not heard of for longest
+  EXPECT_TRUE(SlabsOf(2, 1).empty());  // the longest without a request
   for (const uint64_t tenant : {1, 3, 4, 5}) EXPECT_FALSE(SlabsOf(tenant, 1).empty());
 }
 

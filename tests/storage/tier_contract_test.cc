@@ -134,7 +134,7 @@ TEST_P(TierContract, GivesBackWhatWasPut) {
   EXPECT_EQ(stats.ssd.pages, 50u);
 }
 
-TEST_P(TierContract, TakesABatchAndAnswersForEach) {
+TEST_P(TierContract, TakesABatchAndReturnsAStatusForEach) {
   std::vector<std::vector<std::byte>> bytes;
   std::vector<FragmentWrite> writes;
   for (uint64_t i = 0; i < 10; ++i) bytes.push_back(BytesOf(SamplePage(1, i % 8)));
@@ -170,7 +170,7 @@ TEST_P(TierContract, KeepsThePartsOfAPageApart) {
   EXPECT_EQ(stats.ssd.pages, 1u);
 }
 
-TEST_P(TierContract, RemovesWhatItIsTold) {
+TEST_P(TierContract, RemovesTheNamedPages) {
   for (uint64_t i = 0; i < 3; ++i) ASSERT_TRUE(Put(Lonely(i)).ok());
   const std::vector<PageKey> keys = {Lonely(0).key, Lonely(2).key, Lonely(9).key};
   EXPECT_EQ(tier_->Remove(SampleKeyspace(0), keys).value(), 2u);

@@ -158,9 +158,9 @@ TEST_F(TieredStoreTest, ALeaseIsReadByRangeUntilItEnds) {
     ASSERT_TRUE(read.has_value());
     EXPECT_EQ(read->pages, 2u);
     EXPECT_EQ(read->fragments.size(), corner ? 2u : leased->fragments.size());
-    AcquireResult answer = *leased;
-    answer.fragments = read->fragments;
-    EXPECT_TRUE(AllRight(*store_, request, answer));
+    AcquireResult result = *leased;
+    result.fragments = read->fragments;
+    EXPECT_TRUE(AllRight(*store_, request, result));
   }
   EXPECT_TRUE(store_->Release(leased->lease));
   EXPECT_FALSE(store_->ReadLease(leased->lease, request.range).has_value());
@@ -244,7 +244,7 @@ TEST_F(TieredStoreTest, DeletedPagesStayDeletedAfterARestart) {
   EXPECT_EQ(Acquire(*store_, RequestOf(1, 30))->hit_pages, 0u);
 }
 
-TEST_F(TieredStoreTest, LookupTellsWithoutLeasing) {
+TEST_F(TieredStoreTest, LookupFindsWithoutLeasing) {
   Open(SmallStore(folder_.path()));
   CommitPages(1, 3);
   ASSERT_TRUE(Flush(*store_).ok());
@@ -262,7 +262,7 @@ TEST_F(TieredStoreTest, LookupTellsWithoutLeasing) {
   EXPECT_EQ(store_->Stats().promoted_pages, 0u);
 }
 
-TEST_F(TieredStoreTest, EventsTellWhatCameAndWent) {
+TEST_F(TieredStoreTest, EventsReportAddedAndRemovedPages) {
   std::mutex mutex;
   std::set<std::pair<PageKey, Tier>> there;
   std::set<PageKey> durable;
@@ -478,7 +478,7 @@ TEST_F(TieredStoreFaultTest, ReadersOfTheSamePageReadItOnce) {
   EXPECT_EQ(below_->gets(), 1);
 }
 
-TEST_F(TieredStoreFaultTest, ABrokenDiskStopsNobody) {
+TEST_F(TieredStoreFaultTest, ABrokenDiskStopsNoCaller) {
   below_->Set(FaultTier::Fault::kPutFails);
   for (uint64_t i = 0; i < 300; ++i) ASSERT_TRUE(Commit(*store_, SamplePage(i, 0)).ok());
   EXPECT_TRUE(absl::IsUnavailable(Flush(*store_).status()));

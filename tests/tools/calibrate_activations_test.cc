@@ -247,7 +247,7 @@ TEST_F(CalibrateActivationsTest, BadInputIsNamedAndNothingIsWritten) {
   EXPECT_THAT(SmallError(), AllOf(named("layers.0.q"), HasSubstr("only 255 tokens")));
 }
 
-TEST_F(CalibrateActivationsTest, WhatNobodySaysIsAskedFor) {
+TEST_F(CalibrateActivationsTest, AMissingOptionIsRequested) {
   MakeSmall(512);
   CalibrateCommand command = SmallCommand();
   command.rope_theta.reset();

@@ -3,7 +3,7 @@
  *
  * A device worker in C over libcrumb.so: c_api_device_program SOCKET_DIR. Where there is a GPU,
  * plays a prompt and decode steps there and on the CPU, from the same pages, and compares the
- * outputs. Elsewhere: what the calls answer then. */
+ * outputs. On a machine without a GPU it checks the errors of the calls. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -64,7 +64,7 @@ static uint32_t DigestOf(const float* out) {
   return digest;
 }
 
-/* The same with a stage per layer, each with a client of its own: the first leads. */
+/* Runs the sequence with a stage per layer, each with a client of its own: the first leads. */
 static int RunStages(crumb_client_options client_options, crumb_worker_options options,
                      const int32_t* tokens) {
   crumb_client* clients[kLayers];
@@ -138,7 +138,7 @@ int main(int argc, char** argv) {
   const uint32_t digest = DigestOf(out);
   printf("cached %u digest %08x length %u\n", cached, digest, crumb_sequence_length(sequence));
 
-  /* Misuse is answered, not suffered. */
+  /* Misuse returns errors and does not crash. */
   if (crumb_sequence_append(sequence, 99, 1, out, out) != CRUMB_INVALID_ARGUMENT) return 4;
   if (strstr(crumb_message(), "layer 99") == NULL) return 5;
   if (crumb_sequence_append(NULL, 0, 1, out, out) != CRUMB_INVALID_ARGUMENT) return 6;
@@ -153,7 +153,7 @@ int main(int argc, char** argv) {
   const int stages = RunStages(client_options, options, tokens);
   if (stages != 0) return stages;
 
-  /* Handles keep alive what they need: any order of closing will do. */
+  /* Handles keep the objects that they need alive: any order of closing works. */
   crumb_client_close(client);
   crumb_worker_close(worker);
   crumb_sequence_close(sequence);

@@ -251,7 +251,7 @@ class CApiTest(unittest.TestCase):
         for name in needed:
             self.assertNotRegex(name, r"^lib(uc[a-z]\.|cuda|cublas|nvidia)")
 
-    def test_a_missing_core_is_told(self):
+    def test_a_missing_core_is_reported(self):
         alone = pathlib.Path(self.folder.name) / "libcrumb.so"
         alone.write_bytes((self.libraries / "libcrumb.so").read_bytes())
         library = Library(alone.parent)

@@ -5,7 +5,7 @@
 #include <iostream>
 
 #include "crumb/device_worker.h"
-#include "tests/client/gpu/pool_player.h"
+#include "tests/client/gpu/pools/pool_player.h"
 #include "tests/client/sequence_model.h"
 
 namespace crumb::client {

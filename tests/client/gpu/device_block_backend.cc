@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 #include "tests/client/block_engine.h"
 #include "tests/client/gpu/device_run.h"
-#include "tests/client/gpu/pool_player.h"
+#include "tests/client/gpu/pools/pool_player.h"
 
 namespace crumb::client {
 namespace {

@@ -6,7 +6,7 @@
 #include "crumb/device_block_attention.h"
 #include "gtest/gtest.h"
 #include "tests/client/gpu/device_run.h"
-#include "tests/client/gpu/pool_player.h"
+#include "tests/client/gpu/pools/pool_player.h"
 
 namespace crumb::client {
 namespace {

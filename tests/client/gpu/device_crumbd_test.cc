@@ -373,13 +373,13 @@ class ForgetfulClient final : public ForwardingClient {
   using ForwardingClient::ForwardingClient;
 
   std::unique_ptr<PendingAcquire> StartAcquire(const AcquireRequest& request) override {
-    if (request.lease != 0) ++questions;
+    if (request.lease != 0) ++queries;
     if (request.lease == 0 || !forgets) return ForwardingClient::StartAcquire(request);
     return std::make_unique<Silence>();
   }
 
   std::atomic<bool> forgets{false};
-  std::atomic<int> questions{0};
+  std::atomic<int> queries{0};
 
  private:
   class Silence final : public PendingAcquire {
@@ -432,7 +432,7 @@ TEST_P(DeviceCrumbdTest, APeersPagesNeedTheirSums) {
     absl::Status status;
     while (status.ok() && hit->length() < kPrompt) status = pass(*hit);
     EXPECT_EQ(absl::IsDataLoss(status), forgets) << status;
-    EXPECT_GT(forgetful.questions.exchange(0), 0);
+    EXPECT_GT(forgetful.queries.exchange(0), 0);
     EXPECT_EQ(worker->counters().verify_failures, 0u);
     EXPECT_GT(worker->counters().unavailable, 0u);
     hit.reset();

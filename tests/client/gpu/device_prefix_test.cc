@@ -78,7 +78,7 @@ TEST(DevicePrefixTest, HitsComeFromPinnedMemoryAndFromOther) {
 
 // A prefix that is copied is acquired in more parts than one that is attended in place: its first
 // layer is copied with the first part.
-TEST(DevicePrefixTest, WhatIsCopiedIsAskedForInFourParts) {
+TEST(DevicePrefixTest, CopiedPagesAreRequestedInFourParts) {
   WorkerOptions options = PairOptions();
   options.part_pages = 4;
   options.prompt_key_cache_tokens = 0;
@@ -89,11 +89,11 @@ TEST(DevicePrefixTest, WhatIsCopiedIsAskedForInFourParts) {
   ASSERT_TRUE(cold->Finish().ok());
   pair.Settle();
   const auto firsts = [&](MemoryClient& store, const auto& begin) {
-    const size_t before = store.asks().size();
+    const size_t before = store.requests().size();
     begin();
     std::vector<uint32_t> found;
-    const auto asks = store.asks();
-    for (size_t i = before; i < asks.size(); ++i) found.push_back(asks[i].first_page);
+    const auto requests = store.requests();
+    for (size_t i = before; i < requests.size(); ++i) found.push_back(requests[i].first_page);
     return found;
   };
   // Up to 1,144 tokens, 17 pages, may be cached.

@@ -236,10 +236,10 @@ TEST(DeviceWatchTest, TheWatchGivesInt2Up) {
       prompts.Pass({{sequence.get(), &model, sequence->length() + tokens, tokens}});
     }
     decode.Pass({{sequence.get(), &model, prompt + 1, 1}});
-    const double answer = sequence->stats().bits_per_element();
+    const double stored_bits = sequence->stats().bits_per_element();
     EXPECT_TRUE(decode.batch().Finish(*sequence).ok());
     EXPECT_TRUE(worker->WaitPublished(kPatience).ok());
-    return answer;
+    return stored_bits;
   };
   // One window of each block is measured, and at the prompts' ends.
   for (int prompt = 700; worker->counters().quality_alarms == 0 && prompt < 1300; prompt += 100) {

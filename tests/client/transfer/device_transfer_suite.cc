@@ -14,7 +14,7 @@
 #include "crumb/transfer.h"
 #include "gtest/gtest.h"
 #include "kernels/bf16.h"
-#include "tests/client/gpu/pool_player.h"
+#include "tests/client/gpu/pools/pool_player.h"
 #include "tests/client/memory_client.h"
 #include "tests/client/sequence_model.h"
 #include "tests/client/transfer/device_mirror.h"

@@ -54,7 +54,7 @@ TEST_F(DroppedGenerationTest, LiveSequencesShareTheirPagesUntilTheDrop) {
 }
 
 TEST_F(DroppedGenerationTest, AWorkerThatLearnsByARefusalPublishesNoSuffix) {
-  client_.tells_drops = false;
+  client_.reports_drops = false;
   const auto first = Read(model_);
   client_.Drop();
   const auto refused = Read(other_);  // it has the old generation, so crumbd refuses its pages

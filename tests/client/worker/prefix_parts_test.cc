@@ -18,7 +18,7 @@ namespace {
 
 constexpr Duration kPatience = std::chrono::seconds(60);
 constexpr int kRecent = 256;
-using Asks = std::vector<MemoryClient::Ask>;
+using Requests = std::vector<MemoryClient::Request>;
 
 WorkerOptions PartOptions(int part_pages) {
   WorkerOptions options = SmallWorkerOptions();
@@ -40,18 +40,18 @@ void Store(const SequenceModel& model, int tokens, MemoryClient& client) {
 
 // Returns the keys of all requests, which follow each other without gap, and the sum of their
 // window tokens.
-std::vector<PageKey> AskedKeys(const Asks& asks, uint32_t* window_tokens) {
+std::vector<PageKey> RequestedKeys(const Requests& requests, uint32_t* window_tokens) {
   std::vector<PageKey> keys;
   *window_tokens = 0;
-  for (const MemoryClient::Ask& ask : asks) {
-    EXPECT_EQ(ask.first_page, keys.size());
-    keys.insert(keys.end(), ask.keys.begin(), ask.keys.end());
-    *window_tokens += ask.window_tokens;
+  for (const MemoryClient::Request& request : requests) {
+    EXPECT_EQ(request.first_page, keys.size());
+    keys.insert(keys.end(), request.keys.begin(), request.keys.end());
+    *window_tokens += request.window_tokens;
   }
   return keys;
 }
 
-TEST(PrefixPartsTest, PartsFindAndAskForWhatOneQuestionWould) {
+TEST(PrefixPartsTest, PartsFindAndRequestTheSamePagesAsOneRequest) {
   const SequenceModel model(PartOptions(0), RandomTokens(2000, 5));
   MemoryClient client;
   Store(model, 1900, client);
@@ -72,15 +72,15 @@ TEST(PrefixPartsTest, PartsFindAndAskForWhatOneQuestionWould) {
     std::vector<PageKey> expected_keys;
     uint32_t expected_window = 0;
     for (const int part_pages : {0, 1, 3, 7}) {
-      const size_t before = client.asks().size();
+      const size_t before = client.requests().size();
       const auto worker = Worker::Open(PartOptions(part_pages), &client).value();
       const auto sequence = worker->Begin(model.prompt(prompt), options).value();
-      const Asks every = client.asks();
-      const Asks asks(every.begin() + static_cast<std::ptrdiff_t>(before), every.end());
+      const Requests every = client.requests();
+      const Requests requests(every.begin() + static_cast<std::ptrdiff_t>(before), every.end());
       uint32_t window = 0;
-      const std::vector<PageKey> keys = AskedKeys(asks, &window);
+      const std::vector<PageKey> keys = RequestedKeys(requests, &window);
       if (part_pages == 0) {
-        EXPECT_LE(asks.size(), 1u);
+        EXPECT_LE(requests.size(), 1u);
         expected_tokens = sequence->cached_tokens();
         expected_reason = sequence->stats().miss_reason;
         expected_keys = keys;
@@ -93,19 +93,19 @@ TEST(PrefixPartsTest, PartsFindAndAskForWhatOneQuestionWould) {
       EXPECT_EQ(window, expected_window) << part_pages;
       // Keys behind the first miss are counted, and not looked up.
       int found = 0;
-      for (const MemoryClient::Ask& ask : asks) {
-        EXPECT_EQ(ask.behind_miss, found * kPageTokens > expected_tokens) << part_pages;
-        found += static_cast<int>(ask.keys.size());
+      for (const MemoryClient::Request& request : requests) {
+        EXPECT_EQ(request.behind_miss, found * kPageTokens > expected_tokens) << part_pages;
+        found += static_cast<int>(request.keys.size());
       }
       if (static_cast<int>(expected_keys.size()) >= 2 * part_pages) {
-        EXPECT_GT(asks.size(), 1u) << part_pages;
+        EXPECT_GT(requests.size(), 1u) << part_pages;
       }
-      EXPECT_LE(asks.size(), 4u);
+      EXPECT_LE(requests.size(), 4u);
     }
   }
 }
 
-TEST(PrefixPartsTest, WhatIsKnownIsAskedForBeforeTheRestIsHashed) {
+TEST(PrefixPartsTest, KnownKeysAreRequestedBeforeTheOthersAreHashed) {
   const SequenceModel model(PartOptions(3), RandomTokens(2000, 5));
   MemoryClient client;
   Store(model, 1900, client);
@@ -113,11 +113,11 @@ TEST(PrefixPartsTest, WhatIsKnownIsAskedForBeforeTheRestIsHashed) {
   options.prompt_key_cache_tokens = 1 << 16;
   const auto worker = Worker::Open(options, &client).value();
   worker->Begin(model.prompt(64 * 10)).value().reset();
-  const size_t before = client.asks().size();
+  const size_t before = client.requests().size();
   const auto sequence = worker->Begin(model.prompt(1900)).value();
-  const Asks asks = client.asks();
-  ASSERT_EQ(asks.size(), before + 3);
-  EXPECT_EQ(asks[before].keys.size(), 9u);
+  const Requests requests = client.requests();
+  ASSERT_EQ(requests.size(), before + 3);
+  EXPECT_EQ(requests[before].keys.size(), 9u);
   EXPECT_EQ(sequence->cached_tokens(), (1900 - kRecent) / kPageTokens * kPageTokens);
   EXPECT_EQ(worker->counters().prompt_tokens_known, 64u * 10);
 }
@@ -133,9 +133,9 @@ TEST(PrefixPartsTest, WhatIsLostBetweenPartsEndsThePrefix) {
       const auto worker = Worker::Open(PartOptions(3), &client).value();
       const std::vector<PageKey> keys =
           PageKeysOf(client.int2_keyspaces().front(), model.prompt(1900));
-      const size_t before = client.asks().size();
-      client.before_acquire = [&](size_t ask) {
-        if (ask != before + lost) return;
+      const size_t before = client.requests().size();
+      client.before_acquire = [&](size_t request) {
+        if (request != before + lost) return;
         if (connection) {
           client.up = false;
         } else {
@@ -144,10 +144,10 @@ TEST(PrefixPartsTest, WhatIsLostBetweenPartsEndsThePrefix) {
       };
       {
         const auto sequence = worker->Begin(model.prompt(1900)).value();
-        const Asks asks = client.asks();
+        const Requests requests = client.requests();
         int expected = 0;
         for (size_t part = 0; part < lost; ++part) {
-          expected += static_cast<int>(asks[before + part].keys.size()) * kPageTokens;
+          expected += static_cast<int>(requests[before + part].keys.size()) * kPageTokens;
         }
         EXPECT_EQ(sequence->cached_tokens(), expected);
         EXPECT_EQ(sequence->stats().miss_reason, connection ? "unavailable" : "absent");

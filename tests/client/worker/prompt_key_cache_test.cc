@@ -38,8 +38,8 @@ std::vector<PageKey> Hashed(const KeyspaceId& keyspace, std::span<const int32_t>
 
 // Finds a prompt, compares its keys with the reference and adds it; returns the number of known
 // pages.
-size_t Ask(PromptKeyCache& known, const KeyspaceId& keyspace, std::span<const int32_t> tokens,
-           std::span<const Digest> extra = {}) {
+size_t KnownKeys(PromptKeyCache& known, const KeyspaceId& keyspace, std::span<const int32_t> tokens,
+                 std::span<const Digest> extra = {}) {
   PromptKeys found = known.Find(keyspace, tokens, extra);
   const size_t pages = tokens.size() / kPageTokens, pages_known = found.keys.size();
   const PageKey* const first = found.keys.data();
@@ -70,8 +70,8 @@ std::vector<int32_t> Tokens(int count, int32_t first) {
 TEST(PromptKeyCacheTest, KnowsAPromptAgain) {
   PromptKeyCache known(1 << 16);
   const std::vector<int32_t> prompt = Tokens(10 * kPageTokens + 5, 100);
-  EXPECT_EQ(Ask(known, Keyspace(1), prompt), 0);
-  EXPECT_EQ(Ask(known, Keyspace(1), prompt), 10);
+  EXPECT_EQ(KnownKeys(known, Keyspace(1), prompt), 0);
+  EXPECT_EQ(KnownKeys(known, Keyspace(1), prompt), 10);
   EXPECT_EQ(known.prompts(), 1);
   EXPECT_EQ(known.tokens(), prompt.size());
 }
@@ -79,13 +79,13 @@ TEST(PromptKeyCacheTest, KnowsAPromptAgain) {
 TEST(PromptKeyCacheTest, AConversationsNextTurnTakesThePlaceOfTheLast) {
   PromptKeyCache known(1 << 16);
   std::vector<int32_t> prompt = Tokens(4 * kPageTokens, 100);
-  Ask(known, Keyspace(1), prompt);
+  KnownKeys(known, Keyspace(1), prompt);
   prompt.insert(prompt.end(), 3 * kPageTokens, 9);
-  EXPECT_EQ(Ask(known, Keyspace(1), prompt), 4);
+  EXPECT_EQ(KnownKeys(known, Keyspace(1), prompt), 4);
   EXPECT_EQ(known.prompts(), 1);
   EXPECT_EQ(known.tokens(), 7 * kPageTokens);
   // The prompt of the previous request is a prefix of it.
-  EXPECT_EQ(Ask(known, Keyspace(1), std::span(prompt).first(4 * kPageTokens)), 4);
+  EXPECT_EQ(KnownKeys(known, Keyspace(1), std::span(prompt).first(4 * kPageTokens)), 4);
   EXPECT_EQ(known.prompts(), 1);
 }
 
@@ -94,12 +94,12 @@ TEST(PromptKeyCacheTest, TakesTheLongestOfThoseThatBeginAlike) {
   std::vector<int32_t> one = Tokens(12 * kPageTokens, 100), two = one, three = one;
   two[5 * kPageTokens] = -1;
   three[9 * kPageTokens + 63] = -1;
-  EXPECT_EQ(Ask(known, Keyspace(1), one), 0);
-  EXPECT_EQ(Ask(known, Keyspace(1), two), 5);
-  EXPECT_EQ(Ask(known, Keyspace(1), three), 9);
+  EXPECT_EQ(KnownKeys(known, Keyspace(1), one), 0);
+  EXPECT_EQ(KnownKeys(known, Keyspace(1), two), 5);
+  EXPECT_EQ(KnownKeys(known, Keyspace(1), three), 9);
   std::vector<int32_t> four = three;
   four[11 * kPageTokens] = -2;
-  EXPECT_EQ(Ask(known, Keyspace(1), four), 11);
+  EXPECT_EQ(KnownKeys(known, Keyspace(1), four), 11);
 }
 
 TEST(PromptKeyCacheTest, KeyspacesAndExtrasAreApart) {
@@ -107,37 +107,37 @@ TEST(PromptKeyCacheTest, KeyspacesAndExtrasAreApart) {
   const std::vector<int32_t> prompt = Tokens(6 * kPageTokens, 100);
   const std::vector<Digest> salt = {Extra(1)}, image = {Digest{}, Digest{}, Extra(2)};
   const std::vector<Digest> nothing(20), salt_and_nothing = {Extra(1), Digest{}, Digest{}};
-  EXPECT_EQ(Ask(known, Keyspace(1), prompt), 0);
-  EXPECT_EQ(Ask(known, Keyspace(2), prompt), 0);
-  EXPECT_EQ(Ask(known, Keyspace(1), prompt, salt), 0);
-  EXPECT_EQ(Ask(known, Keyspace(1), prompt, image), 2);
-  EXPECT_EQ(Ask(known, Keyspace(1), prompt, nothing), 6);
-  EXPECT_EQ(Ask(known, Keyspace(1), prompt, salt_and_nothing), 6);
-  EXPECT_EQ(Ask(known, Keyspace(1), prompt), 6);
+  EXPECT_EQ(KnownKeys(known, Keyspace(1), prompt), 0);
+  EXPECT_EQ(KnownKeys(known, Keyspace(2), prompt), 0);
+  EXPECT_EQ(KnownKeys(known, Keyspace(1), prompt, salt), 0);
+  EXPECT_EQ(KnownKeys(known, Keyspace(1), prompt, image), 2);
+  EXPECT_EQ(KnownKeys(known, Keyspace(1), prompt, nothing), 6);
+  EXPECT_EQ(KnownKeys(known, Keyspace(1), prompt, salt_and_nothing), 6);
+  EXPECT_EQ(KnownKeys(known, Keyspace(1), prompt), 6);
 }
 
 TEST(PromptKeyCacheTest, StaysWithinItsBounds) {
   constexpr size_t kTokens = 40 * kPageTokens;
   PromptKeyCache known(kTokens);
-  Ask(known, Keyspace(1), Tokens(kTokens + kPageTokens, 1));
+  KnownKeys(known, Keyspace(1), Tokens(kTokens + kPageTokens, 1));
   EXPECT_EQ(known.prompts(), 0);
   for (int i = 0; i < 100; ++i) {
-    Ask(known, Keyspace(1), Tokens((1 + i % 7) * kPageTokens, 1000 * i));
+    KnownKeys(known, Keyspace(1), Tokens((1 + i % 7) * kPageTokens, 1000 * i));
     EXPECT_LE(known.tokens(), kTokens);
     EXPECT_LE(known.prompts(), PromptKeyCache::kPromptsMax);
   }
   // The latest prompt stays, the least recently used one is evicted.
-  EXPECT_EQ(Ask(known, Keyspace(1), Tokens(2 * kPageTokens, 99000)), 2);
-  EXPECT_EQ(Ask(known, Keyspace(1), Tokens(kPageTokens, 0)), 0);
+  EXPECT_EQ(KnownKeys(known, Keyspace(1), Tokens(2 * kPageTokens, 99000)), 2);
+  EXPECT_EQ(KnownKeys(known, Keyspace(1), Tokens(kPageTokens, 0)), 0);
   PromptKeyCache none(0);
-  EXPECT_EQ(Ask(none, Keyspace(1), Tokens(kPageTokens, 0)), 0);
-  EXPECT_EQ(Ask(none, Keyspace(1), Tokens(kPageTokens, 0)), 0);
+  EXPECT_EQ(KnownKeys(none, Keyspace(1), Tokens(kPageTokens, 0)), 0);
+  EXPECT_EQ(KnownKeys(none, Keyspace(1), Tokens(kPageTokens, 0)), 0);
 }
 
 TEST(PromptKeyCacheTest, ShortPromptsHaveNoPages) {
   PromptKeyCache known(1 << 16);
-  EXPECT_EQ(Ask(known, Keyspace(1), {}), 0);
-  EXPECT_EQ(Ask(known, Keyspace(1), Tokens(kPageTokens - 1, 0)), 0);
+  EXPECT_EQ(KnownKeys(known, Keyspace(1), {}), 0);
+  EXPECT_EQ(KnownKeys(known, Keyspace(1), Tokens(kPageTokens - 1, 0)), 0);
   EXPECT_EQ(known.prompts(), 0);
 }
 
@@ -159,7 +159,7 @@ TEST(PromptKeyCacheTest, RandomPromptsHaveTheirOwnKeys) {
       prompt[static_cast<size_t>(draw(static_cast<int>(prompt.size())))] ^= 1;
     std::vector<Digest> extra(static_cast<size_t>(draw(3)));
     if (!extra.empty()) extra[0] = Extra(static_cast<uint8_t>(draw(2)));
-    reused += Ask(known, Keyspace(static_cast<uint8_t>(draw(2))), prompt, extra);
+    reused += KnownKeys(known, Keyspace(static_cast<uint8_t>(draw(2))), prompt, extra);
     prompts.push_back(std::move(prompt));
   }
   EXPECT_GT(reused, 0);
@@ -171,7 +171,7 @@ TEST(PromptKeyCacheTest, ThreadsShareIt) {
   for (int thread = 0; thread < 4; ++thread) {
     threads.emplace_back([&known, thread] {
       for (int i = 0; i < 50; ++i) {
-        Ask(known, Keyspace(1), Tokens((1 + (i + thread) % 9) * kPageTokens, i % 5));
+        KnownKeys(known, Keyspace(1), Tokens((1 + (i + thread) % 9) * kPageTokens, i % 5));
       }
     });
   }

@@ -254,16 +254,16 @@ class RestartingClient final : public ForwardingClient {
       return ForwardingClient::StartAcquire(request);
     }
     ++joins;
-    return std::make_unique<Answer>(to_.StartAcquire(request), to_.epoch() + 1);
+    return std::make_unique<Response>(to_.StartAcquire(request), to_.epoch() + 1);
   }
 
   int joins = 0;
   int own_leases = 0;
 
  private:
-  class Answer final : public PendingAcquire {
+  class Response final : public PendingAcquire {
    public:
-    Answer(std::unique_ptr<PendingAcquire> of, uint64_t epoch)
+    Response(std::unique_ptr<PendingAcquire> of, uint64_t epoch)
         : of_(std::move(of)), epoch_(epoch) {}
     bool Ready() override { return of_->Ready(); }
     absl::StatusOr<AcquireResult> Finish() override {

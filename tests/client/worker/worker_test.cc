@@ -369,7 +369,7 @@ TEST_F(WorkerTest, NoStagingRoomDrops) {
   EXPECT_EQ(crumbd_->reservations(), 0);
 }
 
-TEST_F(WorkerTest, RefusedCommitsAreCountedAndTheKeyspaceIsAskedAgain) {
+TEST_F(WorkerTest, RefusedCommitsAreCountedAndTheKeyspaceIsRequestedAgain) {
   StartCrumbd();
   const auto client = OpenClient();
   const auto worker = OpenWorker(options_, client.get());

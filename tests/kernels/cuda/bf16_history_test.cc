@@ -15,8 +15,8 @@
 #include "kernels/cuda/evict/evict.h"
 #include "kernels/cuda/prefill/prefill_attention.h"
 #include "kernels/quantize.h"
-#include "tests/kernels/cuda/crc32c_oracle.h"
 #include "tests/kernels/cuda/device_buffer.h"
+#include "tests/kernels/cuda/pages/crc32c_oracle.h"
 #include "tests/kernels/cuda/random_inputs.h"
 
 namespace crumb::kernels::cuda {

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <string>
 
-#include "tests/kernels/cuda/decode_case.h"
+#include "tests/kernels/cuda/decode/decode_case.h"
 
 namespace crumb::kernels::cuda {
 namespace {

@@ -15,7 +15,7 @@
 #include "kernels/cuda/evict/evict.h"
 #include "kernels/quantize.h"
 #include "kernels/tile_codec.h"
-#include "tests/kernels/cuda/evict_inputs.h"
+#include "tests/kernels/cuda/evict/evict_inputs.h"
 #include "tests/kernels/cuda/random_inputs.h"
 
 namespace crumb::kernels::cuda {

@@ -198,7 +198,7 @@ TEST_F(SlowCallersTest, HoldNoThread) {
     ASSERT_TRUE(slow.Send(i, "GET /metrics HTTP/1.1\r\nX-Slow: "));
   }
   EXPECT_TRUE(Served());
-  // A caller who reads nothing of an answer that the socket's buffers do not hold.
+  // A caller that reads nothing of a response that is larger than the socket's buffers.
   ASSERT_TRUE(slow.OpenTcp("127.0.0.1", port_));
   ASSERT_TRUE(slow.Send(8, "GET / HTTP/1.1\r\n\r\n"));
   EXPECT_TRUE(Served());

@@ -39,7 +39,7 @@ class ByteCallsTest : public CallFixture {
     v1::GetRequest request;
     request.set_keyspace(std::string(keyspace_->id.view()));
     request.set_keys(keys);
-    absl::StatusOr<std::unique_ptr<GetReader>> reader = absl::UnknownError("not answered");
+    absl::StatusOr<std::unique_ptr<GetReader>> reader = absl::UnknownError("no response");
     GetReader::Open(
         context_, request, TimePoint::max(),
         [&](absl::StatusOr<std::unique_ptr<GetReader>> opened) { reader = std::move(opened); });

@@ -17,70 +17,70 @@ namespace {
 
 using testing::HasSubstr;
 
-TEST_F(CallSocketsTest, AnswersWhatAcquireAnswers) {
+TEST_F(CallSocketsTest, RespondsAsAcquireDoes) {
   Start();
   v1::SocketCall call = Call(3, 2, 10);
   call.mutable_acquire()->set_window_tokens(256);
-  Ask(call);
-  const v1::SocketResponse answer = Answer();
-  EXPECT_EQ(answer.request(), 3u);
-  EXPECT_EQ(answer.code(), 0u);
-  EXPECT_FALSE(answer.fragments_apart());
+  Send(call);
+  const v1::SocketResponse response = Receive();
+  EXPECT_EQ(response.request(), 3u);
+  EXPECT_EQ(response.code(), 0u);
+  EXPECT_FALSE(response.fragments_apart());
   v1::AcquireResponse expected;
-  Answered answered;
-  Acquire(context_, OpenSession(), TimePoint::max(), call.acquire(), &expected, answered.done());
+  Completion completion;
+  Acquire(context_, OpenSession(), TimePoint::max(), call.acquire(), &expected, completion.done());
   EXPECT_EQ(expected.hit_pages(), 6u);
-  EXPECT_NE(answer.acquire().lease(), 0u);
-  expected.set_lease(answer.acquire().lease());
-  EXPECT_EQ(answer.acquire().SerializeAsString(), expected.SerializeAsString());
-  EXPECT_TRUE(sessions_.Release(*session_, answer.acquire().lease()));
+  EXPECT_NE(response.acquire().lease(), 0u);
+  expected.set_lease(response.acquire().lease());
+  EXPECT_EQ(response.acquire().SerializeAsString(), expected.SerializeAsString());
+  EXPECT_TRUE(sessions_.Release(*session_, response.acquire().lease()));
   const Histogram& timed = metrics_.requests.of(Rpc::kAcquire, Outcome::kOk);
   uint64_t times = 0;
   for (size_t i = 0; i <= timed.bounds().size(); ++i) times += timed.bucket(i);
   EXPECT_EQ(times, 1u);
 }
 
-TEST_F(CallSocketsTest, ErrorsAreAnswered) {
+TEST_F(CallSocketsTest, ErrorsAreReturned) {
   Start();
   v1::SocketCall call = Call(4, 0, 1);
   call.mutable_acquire()->set_keyspace(std::string(32, 'x'));
-  Ask(call);
-  const v1::SocketResponse unknown = Answer();
+  Send(call);
+  const v1::SocketResponse unknown = Receive();
   EXPECT_EQ(unknown.request(), 4u);
   EXPECT_EQ(unknown.code(), static_cast<uint32_t>(absl::StatusCode::kNotFound));
   EXPECT_THAT(unknown.error(), HasSubstr("keyspace"));
   sessions_.Disconnect(session_);
-  Ask(Call(5, 0, 1));
-  EXPECT_EQ(Answer().code(), static_cast<uint32_t>(absl::StatusCode::kUnauthenticated));
+  Send(Call(5, 0, 1));
+  EXPECT_EQ(Receive().code(), static_cast<uint32_t>(absl::StatusCode::kUnauthenticated));
 }
 
 TEST_F(CallSocketsTest, MoreCallsThanTheBoundAllowsAreRefused) {
   limits_.requests_max = 2;
   Start();
   store_.HoldAcquires();
-  for (const uint64_t number : {1, 2, 3}) Ask(Call(number, 0, 1));
-  const v1::SocketResponse refused = Answer();
+  for (const uint64_t number : {1, 2, 3}) Send(Call(number, 0, 1));
+  const v1::SocketResponse refused = Receive();
   EXPECT_EQ(refused.request(), 3u);
   EXPECT_EQ(refused.code(), static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
-  store_.AnswerHeld();
-  EXPECT_EQ(Answer().request() + Answer().request(), 3u);
+  store_.RespondHeld();
+  EXPECT_EQ(Receive().request() + Receive().request(), 3u);
 }
 
-TEST_F(CallSocketsTest, FragmentsThatDoNotFitAreAnsweredToWhoNamesTheLease) {
+TEST_F(CallSocketsTest, FragmentsThatDoNotFitAreSentToACallerThatNamesTheLease) {
   Start({.response_bytes_max = 64});
-  Ask(Call(1, 0, 8));
-  const v1::SocketResponse answer = Answer();
-  EXPECT_TRUE(answer.fragments_apart());
-  EXPECT_EQ(answer.acquire().hit_pages(), 8u);
-  EXPECT_EQ(answer.acquire().page_tiers_size(), 8);
-  EXPECT_EQ(answer.acquire().fragments().pages_size(), 0);
-  const uint64_t lease = answer.acquire().lease();
+  Send(Call(1, 0, 8));
+  const v1::SocketResponse response = Receive();
+  EXPECT_TRUE(response.fragments_apart());
+  EXPECT_EQ(response.acquire().hit_pages(), 8u);
+  EXPECT_EQ(response.acquire().page_tiers_size(), 8);
+  EXPECT_EQ(response.acquire().fragments().pages_size(), 0);
+  const uint64_t lease = response.acquire().lease();
   v1::AcquireRequest request = Call(1, 0, 8).acquire();
   request.set_lease(lease);
   v1::AcquireResponse joined;
-  Answered answered;
-  Acquire(context_, session_, TimePoint::max(), request, &joined, answered.done());
-  EXPECT_TRUE(answered.status.ok());
+  Completion completion;
+  Acquire(context_, session_, TimePoint::max(), request, &joined, completion.done());
+  EXPECT_TRUE(completion.status.ok());
   EXPECT_EQ(joined.fragments().pages_size(), 8);
   EXPECT_EQ(metrics_.tokens.Total(TokenTier::kHost), 8u * kPageTokens);  // counted once
   EXPECT_TRUE(sessions_.Release(*session_, lease));
@@ -104,8 +104,8 @@ TEST_F(CallSocketsTest, HostileMessagesEndTheirSocketAlone) {
     Send(opened.socket.get(), bytes);
     EXPECT_TRUE(IsClosed(opened.socket.get())) << bytes.size();
   }
-  Ask(Call(2, 0, 1));
-  EXPECT_EQ(Answer().acquire().hit_pages(), 1u);
+  Send(Call(2, 0, 1));
+  EXPECT_EQ(Receive().acquire().hit_pages(), 1u);
 }
 
 // Calls carry no descriptors. One that comes all the same is closed on a thread of its sender's.
@@ -116,8 +116,8 @@ TEST_F(CallSocketsTest, ADescriptorThatDoesNotCloseDelaysNoOtherCall) {
     hostile = Open(OpenSession());
     ASSERT_TRUE(SendDescriptors(hostile.socket.get(), "no call", {&fd, 1}));
   });
-  Ask(Call(1, 0, 1));
-  EXPECT_EQ(Answer().request(), 1u);
+  Send(Call(1, 0, 1));
+  EXPECT_EQ(Receive().request(), 1u);
   EXPECT_TRUE(IsClosed(hostile.socket.get()));
 }
 
@@ -132,20 +132,20 @@ TEST_F(CallSocketsTest, ADescriptorInAnUnreadMessageDelaysNoOtherCall) {
       Send(hostile.socket.get(), "no call");
     } while (!SendDescriptors(hostile.socket.get(), "unread", {&fd, 1}));
   });
-  Ask(Call(1, 0, 1));
-  EXPECT_EQ(Answer().request(), 1u);
+  Send(Call(1, 0, 1));
+  EXPECT_EQ(Receive().request(), 1u);
   EXPECT_TRUE(IsClosed(hostile.socket.get()));
 }
 
 TEST_F(CallSocketsTest, WhoNeverReadsIsCutOffAndLeavesNoLease) {
   Start();
-  int asked = 0;
-  for (; asked < 100'000; ++asked) {
-    const std::string next = Call(static_cast<uint64_t>(asked) + 1, 0, 8).SerializeAsString();
+  int sent = 0;
+  for (; sent < 100'000; ++sent) {
+    const std::string next = Call(static_cast<uint64_t>(sent) + 1, 0, 8).SerializeAsString();
     if (::send(opened_.socket.get(), next.data(), next.size(), MSG_NOSIGNAL) < 0) break;
   }
-  EXPECT_LT(asked, 100'000);
-  // Leases whose answers lie in the socket are the session's; those of answers that did not fit
+  EXPECT_LT(sent, 100'000);
+  // Leases whose responses lie in the socket are the session's; those of responses that did not fit
   // have ended.
   sessions_.End(session_);
   EXPECT_TRUE(Eventually([&] { return leases() == 0; }));
@@ -154,7 +154,7 @@ TEST_F(CallSocketsTest, WhoNeverReadsIsCutOffAndLeavesNoLease) {
 TEST_F(CallSocketsTest, CallsInProgressOutliveTheirSocketAndAreWaitedFor) {
   Start();
   store_.HoldAcquires();
-  Ask(Call(1, 0, 8));
+  Send(Call(1, 0, 8));
   ASSERT_TRUE(Eventually([&] { return metrics_.requests.in_flight() == 1; }));
   calls_->Close(opened_.number);
   EXPECT_TRUE(IsClosed(opened_.socket.get()));
@@ -166,13 +166,13 @@ TEST_F(CallSocketsTest, CallsInProgressOutliveTheirSocketAndAreWaitedFor) {
   });
   EXPECT_TRUE(Eventually([&] { return !calls_->Open(session_, closing_, "user").ok(); }));
   EXPECT_FALSE(stopped);
-  store_.AnswerHeld();
+  store_.RespondHeld();
   stopper.Join();
   EXPECT_TRUE(IsClosed(other.socket.get()));
   EXPECT_EQ(leases(), 0u);  // the response could not be sent
 }
 
-TEST_F(CallSocketsTest, SocketsComeAndGoWhileOthersAsk) {
+TEST_F(CallSocketsTest, SocketsComeAndGoDuringCallsOfOthers) {
   Start();
   const std::shared_ptr<Session> other = OpenSession();
   std::atomic<bool> done{false};
@@ -184,11 +184,11 @@ TEST_F(CallSocketsTest, SocketsComeAndGoWhileOthersAsk) {
     }
   });
   for (uint64_t number = 1; number <= 300 && !HasFailure(); ++number) {
-    Ask(Call(number, 0, 8));
-    const v1::SocketResponse answer = Answer();
-    EXPECT_EQ(answer.request(), number);
-    EXPECT_EQ(answer.acquire().hit_pages(), 8u);
-    EXPECT_TRUE(sessions_.Release(*session_, answer.acquire().lease()));
+    Send(Call(number, 0, 8));
+    const v1::SocketResponse response = Receive();
+    EXPECT_EQ(response.request(), number);
+    EXPECT_EQ(response.acquire().hit_pages(), 8u);
+    EXPECT_TRUE(sessions_.Release(*session_, response.acquire().lease()));
   }
   done = true;
   closing.Join();

@@ -102,7 +102,7 @@ TEST_F(DeviceCallsTest, RefusesHeadersThatCannotBeRight) {
   EXPECT_THAT(response.outcomes(), ElementsAre(v1::COMMIT_OUTCOME_STORED));
 }
 
-TEST_F(DeviceCallsTest, ARepeatedReserveAnswersTheSameSlots) {
+TEST_F(DeviceCallsTest, ARepeatedReserveReturnsTheSameSlots) {
   const auto session = OpenSession();
   const std::string pool = Join(session);
   const auto first = Reserve(*session, pool, 2, 7);
@@ -111,9 +111,9 @@ TEST_F(DeviceCallsTest, ARepeatedReserveAnswersTheSameSlots) {
   EXPECT_EQ(tier_.HeldBy(1, session->token().slot()), 4u);
 }
 
-// An answer stays below what clients take: sums that do not fit are left out, places are told.
-// A disconnected session ends as soon as it holds nothing, though its process lives: a slot that a
-// call gave it at that moment would be free for others while the process writes to it.
+// A response stays below the clients' limit: checksums that do not fit are left out, places are
+// not. A disconnected session ends as soon as it holds nothing, though its process lives: a slot
+// that a call gave it at that moment would be free for others while the process writes to it.
 TEST_F(DeviceCallsTest, ASessionThatClosesDuringAReserveGetsNoSlots) {
   const auto other = OpenSession();
   const std::string pool = Join(other);
@@ -148,7 +148,7 @@ TEST_F(DeviceCallsTest, AReserveIsNotServedBesideItself) {
   EXPECT_EQ(repeated.slots_size(), 0);
   EXPECT_THAT(slots, SizeIs(1));
   EXPECT_EQ(Reserve(*session, pool, 1, 5), slots);
-  EXPECT_THAT(Reserve(*session, pool, 1, 4), SizeIs(0));  // its answer had come before
+  EXPECT_THAT(Reserve(*session, pool, 1, 4), SizeIs(0));  // its response had come before
   EXPECT_EQ(tier_.HeldBy(pools_.OfTenant(*session, pool), session->token().slot()), 1u);
 }
 
@@ -215,11 +215,11 @@ TEST_F(DeviceCallsTest, SumsOfSomeTilesComeWithoutHeaders) {
   request.mutable_peer_sums()->set_layer_end(1);
   request.mutable_peer_sums()->set_head_begin(heads.begin);
   request.mutable_peer_sums()->set_head_end(heads.end);
-  v1::DeviceFragments told;
-  FillDeviceFragments(context_, *session, request, found, &told);
-  EXPECT_EQ(told.slots_size(), 20);
-  EXPECT_EQ(told.headers_size(), 0);
-  EXPECT_EQ(told.sums(), expected);
+  v1::DeviceFragments fragments;
+  FillDeviceFragments(context_, *session, request, found, &fragments);
+  EXPECT_EQ(fragments.slots_size(), 20);
+  EXPECT_EQ(fragments.headers_size(), 0);
+  EXPECT_EQ(fragments.sums(), expected);
   limits_.device_sums_bytes_max = ByteSize{expected.size() - 1};
   v1::DeviceFragments cut;
   FillDeviceFragments(context_, *session, request, found, &cut);
@@ -247,9 +247,9 @@ TEST_F(DeviceCallsTest, SumsOfTilesThatAKeyspaceLacksAreRefused) {
       request.set_request(1 + end + lease);
       request.set_lease(lease);
       v1::AcquireResponse response;
-      Answered answered;
-      server::Acquire(context_, session, TimePoint::max(), request, &response, answered.done());
-      EXPECT_TRUE(absl::IsInvalidArgument(answered.status)) << end << " " << answered.status;
+      Completion completion;
+      server::Acquire(context_, session, TimePoint::max(), request, &response, completion.done());
+      EXPECT_TRUE(absl::IsInvalidArgument(completion.status)) << end << " " << completion.status;
     }
   }
 }
@@ -335,13 +335,13 @@ TEST_F(DeviceCallsTest, AnAcquireNamesAFewPools) {
     if (over) request.add_peers(std::string(16, 'y'));
     request.set_request(1 + (over ? 1 : 0));
     v1::AcquireResponse response;
-    Answered answered;
-    server::Acquire(context_, session, TimePoint::max(), request, &response, answered.done());
-    EXPECT_EQ(absl::IsInvalidArgument(answered.status), over) << answered.status;
+    Completion completion;
+    server::Acquire(context_, session, TimePoint::max(), request, &response, completion.done());
+    EXPECT_EQ(absl::IsInvalidArgument(completion.status), over) << completion.status;
   }
 }
 
-// It was asked to copy, and closes its pool while its session stays.
+// The process was requested to copy pages, and closes its pool while its session stays.
 TEST_F(DeviceCallsTest, WhoLeavesCopiesNothing) {
   const auto session = OpenSession();
   const auto other = OpenSession();
@@ -353,19 +353,19 @@ TEST_F(DeviceCallsTest, WhoLeavesCopiesNothing) {
   EXPECT_THAT(Reserve(*other, pool, 1), SizeIs(0));
   const auto notice = notices->Take();
   ASSERT_TRUE(notice.has_value());
-  const size_t asked = std::get<NoticeQueue::Demotions>(*notice).work.size();
-  ASSERT_GT(asked, 0u);
+  const size_t requested = std::get<NoticeQueue::Demotions>(*notice).work.size();
+  ASSERT_GT(requested, 0u);
   const auto demoting = [&] {
     storage::StoreStats stats;
     tier_.AddStats(stats);
     return stats.pools.demoting_slots;
   };
-  EXPECT_EQ(demoting(), asked);
+  EXPECT_EQ(demoting(), requested);
   v1::PoolRequest leave;
   leave.mutable_leave()->set_pool(pool);
   ASSERT_EQ(Code(session, leave), 0u);
   EXPECT_EQ(demoting(), 0u);
-  EXPECT_THAT(Reserve(*other, pool, static_cast<uint32_t>(asked)), SizeIs(asked));
+  EXPECT_THAT(Reserve(*other, pool, static_cast<uint32_t>(requested)), SizeIs(requested));
 }
 
 TEST_F(DeviceCallsTest, DemotionsGoToAMemberWithAStream) {

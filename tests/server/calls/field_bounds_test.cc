@@ -85,14 +85,14 @@ class RequestBoundsTest : public CallFixture {
     return limits;
   }
   RequestBoundsTest() : CallFixture(Small()) {
-    const auto answered = [](const std::function<void(Done)>& call) {
-      Answered answer;
-      call(answer.done());
-      return answer.status;
+    const auto status_of = [](const std::function<void(Done)>& call) {
+      Completion completion;
+      call(completion.done());
+      return completion.status;
     };
     Add<v1::AbortRequest>([this](const auto& r) { return Abort(context_, *session_, r); });
     Add<v1::AcquireRequest>([=, this](const auto& r) {
-      return answered([&](const Done& done) {
+      return status_of([&](const Done& done) {
         Acquire(context_, session_, TimePoint::max(), r, &acquired_, done);
       });
     });
@@ -106,7 +106,7 @@ class RequestBoundsTest : public CallFixture {
     });
     Add<v1::CommitRequest>([=, this](const auto& r) {
       v1::CommitResponse response;
-      return answered([&](const Done& done) { Commit(context_, *session_, r, &response, done); });
+      return status_of([&](const Done& done) { Commit(context_, *session_, r, &response, done); });
     });
     Add<v1::ReserveRequest>([this](const auto& r) {
       v1::ReserveResponse response;
@@ -118,7 +118,7 @@ class RequestBoundsTest : public CallFixture {
     });
     Add<v1::LookupRequest>([=, this](const auto& r) {
       v1::LookupResponse response;
-      return answered(
+      return status_of(
           [&](const Done& done) { Lookup(context_, TimePoint::max(), r, &response, done); });
     });
     Add<v1::PrefetchRequest>([this](const auto& r) {
@@ -127,7 +127,7 @@ class RequestBoundsTest : public CallFixture {
     });
     Add<v1::PinRequest>([=, this](const auto& r) {
       v1::PinResponse response;
-      return answered(
+      return status_of(
           [&](const Done& done) { Pin(context_, TimePoint::max(), r, &response, done); });
     });
     Add<v1::UnpinRequest>([this](const auto& r) {
@@ -136,18 +136,18 @@ class RequestBoundsTest : public CallFixture {
     });
     Add<v1::DeleteRequest>([=, this](const auto& r) {
       v1::DeleteResponse response;
-      return answered([&](const Done& done) { Delete(context_, r, &response, done); });
+      return status_of([&](const Done& done) { Delete(context_, r, &response, done); });
     });
     Add<v1::OpenKeyspaceRequest>([=, this](const auto& r) {
       v1::OpenKeyspaceResponse response;
-      return answered([&](const Done& done) { OpenKeyspace(context_, r, &response, done); });
+      return status_of([&](const Done& done) { OpenKeyspace(context_, r, &response, done); });
     });
     Add<v1::SetKeyspaceStateRequest>([=, this](const auto& r) {
-      return answered([&](const Done& done) { SetKeyspaceState(context_, r, done); });
+      return status_of([&](const Done& done) { SetKeyspaceState(context_, r, done); });
     });
     Add<v1::DropKeyspaceRequest>([=, this](const auto& r) {
       v1::DropKeyspaceResponse response;
-      return answered([&](const Done& done) { DropKeyspace(context_, r, &response, done); });
+      return status_of([&](const Done& done) { DropKeyspace(context_, r, &response, done); });
     });
     Add<v1::GetRequest>([this](const auto& r) {
       absl::Status status = absl::UnknownError("not opened");

@@ -37,18 +37,18 @@ class LeaseCallsTest : public CallFixture {
 
   absl::Status Run(const std::shared_ptr<Session>& session, const v1::AcquireRequest& request,
                    v1::AcquireResponse* response) {
-    Answered answered;
-    Acquire(context_, session, TimePoint::max(), request, response, answered.done());
-    EXPECT_EQ(answered.times, 1);
-    return answered.status;
+    Completion completion;
+    Acquire(context_, session, TimePoint::max(), request, response, completion.done());
+    EXPECT_EQ(completion.times, 1);
+    return completion.status;
   }
 
   absl::Status LookUp(const v1::LookupRequest& request, v1::LookupResponse* response) {
-    Answered answered;
+    Completion completion;
     response->Clear();
-    Lookup(context_, TimePoint::max(), request, response, answered.done());
-    EXPECT_EQ(answered.times, 1);
-    return answered.status;
+    Lookup(context_, TimePoint::max(), request, response, completion.done());
+    EXPECT_EQ(completion.times, 1);
+    return completion.status;
   }
 
   uint64_t Tokens(TokenTier tier) const { return metrics_.tokens.Total(tier); }
@@ -59,7 +59,7 @@ class LeaseCallsTest : public CallFixture {
   }
 };
 
-TEST_F(LeaseCallsTest, AnswersWhereThePrefixLies) {
+TEST_F(LeaseCallsTest, ReturnsWhereThePrefixLies) {
   const auto session = OpenSession();
   v1::AcquireResponse response;
   ASSERT_TRUE(Run(session, Request(5, 4), &response).ok());
@@ -108,18 +108,18 @@ TEST_F(LeaseCallsTest, KeysBehindAMissAreCountedAndNotLookedFor) {
   EXPECT_EQ(Tokens(TokenTier::kMiss), 3u * kPageTokens);
   EXPECT_EQ(Tokens(TokenTier::kWindow), 300u);
   EXPECT_EQ(AllTokens(), 3u * kPageTokens + 300u);
-  const auto asked = [&] {
+  const auto requested_keys = [&] {
     return metrics_.requested_pages.Read(context_.clock.Now()).front().requested_pages;
   };
-  EXPECT_EQ(asked(), 3u);
+  EXPECT_EQ(requested_keys(), 3u);
   // They took nothing off the engine's budget.
   request.set_behind_miss(false);
   ASSERT_TRUE(Run(session, request, &response).ok());
   EXPECT_EQ(response.hit_pages(), 3u);
-  EXPECT_EQ(asked(), 6u);
+  EXPECT_EQ(requested_keys(), 6u);
 }
 
-TEST_F(LeaseCallsTest, ReleaseEndsTheLeaseForWhoeverSharesTheEngine) {
+TEST_F(LeaseCallsTest, ReleaseEndsTheLeaseForAllProcessesOfTheEngine) {
   const auto a = OpenSession();
   const auto b = OpenSession(0, std::string(a->engine().id().view()));
   const auto stranger = OpenSession();
@@ -350,38 +350,38 @@ TEST_F(LeaseCallsTest, ALeaseThatComesAfterTheSessionEndedIsGivenBack) {
   const auto session = OpenSession();
   store_.HoldAcquires();
   v1::AcquireResponse response;
-  Answered answered;
+  Completion completion;
   const v1::AcquireRequest request = Request(0, 4);
-  Acquire(context_, session, TimePoint::max(), request, &response, answered.done());
-  EXPECT_EQ(answered.times, 0);
+  Acquire(context_, session, TimePoint::max(), request, &response, completion.done());
+  EXPECT_EQ(completion.times, 0);
   sessions_.End(session);
-  store_.AnswerHeld();
-  EXPECT_EQ(answered.times, 1);
-  EXPECT_EQ(answered.status.code(), absl::StatusCode::kUnauthenticated);
+  store_.RespondHeld();
+  EXPECT_EQ(completion.times, 1);
+  EXPECT_EQ(completion.status.code(), absl::StatusCode::kUnauthenticated);
   EXPECT_EQ(store_.Stats().leases, 0u);
   EXPECT_EQ(session->engine().pages(), 0u);
   EXPECT_EQ(AllTokens(), 4u * kPageTokens);
 }
 
-// Its engine goes on with another session. The one that asked was ended when its connection closed,
-// because it held nothing: it cannot release a lease any more.
+// Its engine goes on with another session. The session of the request ended when its connection
+// closed, because it held nothing: it cannot release a lease any more.
 TEST_F(LeaseCallsTest, ALeaseThatComesAfterTheSessionWasDisconnectedIsGivenBack) {
   const auto session = OpenSession();
   const auto other = OpenSession(0, std::string(session->engine().id().view()));
   store_.HoldAcquires();
   v1::AcquireResponse response;
-  Answered answered;
+  Completion completion;
   const v1::AcquireRequest request = Request(0, 4);
-  Acquire(context_, session, TimePoint::max(), request, &response, answered.done());
+  Acquire(context_, session, TimePoint::max(), request, &response, completion.done());
   sessions_.Disconnect(session);
-  store_.AnswerHeld();
-  EXPECT_EQ(answered.status.code(), absl::StatusCode::kUnauthenticated);
+  store_.RespondHeld();
+  EXPECT_EQ(completion.status.code(), absl::StatusCode::kUnauthenticated);
   EXPECT_EQ(response.lease(), 0u);
   EXPECT_EQ(store_.Stats().leases, 0u);
   EXPECT_EQ(other->engine().pages(), 0u);
 }
 
-TEST_F(LeaseCallsTest, ARequestGivenUpGetsNoLeaseBeforeOrAfterItsAnswer) {
+TEST_F(LeaseCallsTest, ARequestGivenUpGetsNoLeaseBeforeOrAfterItsResponse) {
   const auto session = OpenSession();
   v1::AcquireRequest request = Request(0, 4);
   request.set_request(77);
@@ -395,19 +395,19 @@ TEST_F(LeaseCallsTest, ARequestGivenUpGetsNoLeaseBeforeOrAfterItsAnswer) {
   EXPECT_EQ(session->engine().pages(), 0u);
 
   store_.HoldAcquires();
-  Answered answered;
+  Completion completion;
   request.set_request(78);
-  Acquire(context_, session, TimePoint::max(), request, &response, answered.done());
+  Acquire(context_, session, TimePoint::max(), request, &response, completion.done());
   give_up.set_requests(0, 78);
   ASSERT_TRUE(Release(context_, *session, give_up, &released).ok());
-  store_.AnswerHeld();
-  EXPECT_EQ(answered.status.code(), absl::StatusCode::kCancelled);
+  store_.RespondHeld();
+  EXPECT_EQ(completion.status.code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(store_.Stats().leases, 0u);
   EXPECT_EQ(session->engine().pages(), 0u);
   EXPECT_EQ(AllTokens(), 8u * kPageTokens);
 }
 
-// An answer that is as long as its question allows no amplification.
+// A response that is as long as its request allows no amplification.
 TEST_F(LeaseCallsTest, APageIsNamedOnceInEveryCall) {
   const auto session = OpenSession();
   const std::string keyspace(keyspace_->id.view());
@@ -429,7 +429,7 @@ TEST_F(LeaseCallsTest, APageIsNamedOnceInEveryCall) {
   refused(Prefetch(context_, made(v1::PrefetchRequest()), &prefetched));
   v1::UnpinResponse unpinned;
   refused(Unpin(context_, made(v1::UnpinRequest()), &unpinned));
-  Answered pinned, deleted;
+  Completion pinned, deleted;
   v1::PinRequest pin = made(v1::PinRequest());
   pin.set_ttl_ms(1000);
   v1::PinResponse pin_response;
@@ -473,7 +473,7 @@ TEST_F(PrefetchTest, NoMoreAreUnderWayThanMayBe) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("limits.prefetches_max"));
   EXPECT_EQ(metrics_.rejected[static_cast<size_t>(Rejection::kPrefetches)].value(), 1u);
   EXPECT_EQ(prefetches_.under_way(), 3u);
-  store_.AnswerHeld();
+  store_.RespondHeld();
   EXPECT_EQ(prefetches_.under_way(), 0u);
   EXPECT_TRUE(Prefetch(context_, request, &response).ok());
   EXPECT_EQ(store_.Stats().leases, 0u);

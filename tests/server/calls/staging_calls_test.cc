@@ -146,7 +146,7 @@ TEST_F(StagingCallsTest, HeaderOffsetsOutOfTheReservationAreRefused) {
   EXPECT_EQ(session_->staging()->reservations(), 0u);
 }
 
-TEST_F(StagingCallsTest, ReserveTellsTheStoreWhatIsComing) {
+TEST_F(StagingCallsTest, ReserveAnnouncesPagesToTheStore) {
   v1::ReserveRequest request;
   request.set_count(1);
   request.set_fragment_bytes(fragment_bytes());
@@ -276,7 +276,7 @@ TEST_F(StagingCallsTest, BoundsOfReserve) {
             absl::StatusCode::kFailedPrecondition);
 }
 
-TEST_F(StagingCallsTest, WritersAreToldOnceTheirPagesAreDurable) {
+TEST_F(StagingCallsTest, WritersAreNotifiedOnceTheirPagesAreDurable) {
   int woken = 0;
   const auto notices = std::make_shared<NoticeQueue>(16, [&woken] { ++woken; });
   ASSERT_TRUE(session_->OpenNotices(notices));
@@ -293,7 +293,7 @@ TEST_F(StagingCallsTest, WritersAreToldOnceTheirPagesAreDurable) {
   EXPECT_FALSE(notices->Take().has_value());
 }
 
-TEST_F(StagingCallsTest, WritersOfADuplicateAreToldToo) {
+TEST_F(StagingCallsTest, WritersOfADuplicateAreNotifiedToo) {
   const auto notices = std::make_shared<NoticeQueue>(16, [] {});
   ASSERT_TRUE(session_->OpenNotices(notices));
   CommitBytes(Fragment(Key(5)));
@@ -320,7 +320,7 @@ TEST_F(StagingCallsTest, TheHeaderIsTakenOnce) {
   const uint64_t offset = ReserveOne();
   std::vector<std::byte> right = Fragment(Key(7));
   FragmentHeader header = *DecodeFragmentHeader(std::span(right).subspan(tiles_bytes()));
-  header.range.layers = {1, 3};  // as many tiles, but one layer is not the keyspace's
+  header.range.layers = {1, 3};  // the number of tiles fits, but one layer is not the keyspace's
   std::vector<std::byte> wrong(FragmentHeaderBytes(header.range.tiles()));
   EncodeFragmentHeader(header, wrong);
   const std::vector<std::byte> good(right.begin() + tiles_bytes(), right.end());
@@ -408,7 +408,7 @@ class CommitQueueTest : public CallFixture {
   CommitQueueTest() : CallFixture(OneCommitQueued()) {}
 };
 
-TEST_F(CommitQueueTest, OverTheBoundTheAnswerComesAtOnce) {
+TEST_F(CommitQueueTest, OverTheBoundTheResponseComesAtOnce) {
   const auto session = OpenSession();
   std::promise<void> release;
   std::promise<void> running;
@@ -427,9 +427,9 @@ TEST_F(CommitQueueTest, OverTheBoundTheAnswerComesAtOnce) {
   request.add_offsets(offset);
   request.add_header_offsets(tiles_bytes());
   v1::CommitResponse response;
-  Answered answered;
-  Commit(context_, *session, request, &response, answered.done());
-  EXPECT_EQ(answered.status.code(), absl::StatusCode::kResourceExhausted);
+  Completion completion;
+  Commit(context_, *session, request, &response, completion.done());
+  EXPECT_EQ(completion.status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(session->staging()->reservations(), 0u);
   EXPECT_EQ(metrics_.rejected[static_cast<size_t>(Rejection::kCommitQueue)].value(), 1u);
   release.set_value();

@@ -40,11 +40,11 @@ class StagingSocketsTest : public CallSocketsTest {
   }
   // Returns offsets of room for `count` fragments.
   std::vector<uint64_t> Reserved(uint64_t number, uint32_t count) {
-    Ask(ReserveCall(number, count, fragment_bytes()));
-    const v1::SocketResponse answer = Answer();
-    EXPECT_EQ(answer.request(), number);
-    EXPECT_EQ(answer.code(), 0u) << answer.error();
-    const auto& offsets = answer.reserve().offsets();
+    Send(ReserveCall(number, count, fragment_bytes()));
+    const v1::SocketResponse response = Receive();
+    EXPECT_EQ(response.request(), number);
+    EXPECT_EQ(response.code(), 0u) << response.error();
+    const auto& offsets = response.reserve().offsets();
     return {offsets.begin(), offsets.end()};
   }
   void Write(uint64_t offset, const std::vector<std::byte>& fragment) const {
@@ -88,30 +88,30 @@ TEST_F(StagingSocketsTest, ReservedRoomIsCommittedOnce) {
     std::vector<std::byte> damaged = Fragment(Key(200));
     damaged[5] ^= std::byte{1};
     Write(offsets[1], damaged);
-    Ask(CommitCall(2, offsets));
-    const v1::SocketResponse answer = Answer();
-    EXPECT_EQ(answer.request(), 2u);
-    EXPECT_EQ(answer.code(), 0u);
-    EXPECT_THAT(answer.commit().outcomes(),
+    Send(CommitCall(2, offsets));
+    const v1::SocketResponse response = Receive();
+    EXPECT_EQ(response.request(), 2u);
+    EXPECT_EQ(response.code(), 0u);
+    EXPECT_THAT(response.commit().outcomes(),
                 ElementsAre(v1::COMMIT_OUTCOME_STORED, v1::COMMIT_OUTCOME_REFUSED));
-    EXPECT_THAT(answer.commit().first_error(), HasSubstr("checksum"));
+    EXPECT_THAT(response.commit().first_error(), HasSubstr("checksum"));
     EXPECT_TRUE(IsThere(page));
     EXPECT_FALSE(IsThere(200));
     EXPECT_EQ(reservations(), 0u);
-    Ask(CommitCall(3, offsets));
-    EXPECT_EQ(Answer().code(), static_cast<uint32_t>(absl::StatusCode::kInvalidArgument));
+    Send(CommitCall(3, offsets));
+    EXPECT_EQ(Receive().code(), static_cast<uint32_t>(absl::StatusCode::kInvalidArgument));
   }
   EXPECT_EQ(Times(Rpc::kReserve, Outcome::kOk), 2u);
   EXPECT_EQ(Times(Rpc::kCommit, Outcome::kOk), 2u);
 }
 
-TEST_F(StagingSocketsTest, ReservedPagesAreToldToTheStore) {
+TEST_F(StagingSocketsTest, ReservedPagesAreAnnouncedToTheStore) {
   Start();
   v1::SocketCall call = ReserveCall(1, 1, fragment_bytes());
   call.mutable_reserve()->set_keyspace(std::string(keyspace_->id.view()));
   call.mutable_reserve()->set_keys(Keys(50, 1));
-  Ask(call);
-  EXPECT_EQ(Answer().reserve().offsets_size(), 1);
+  Send(call);
+  EXPECT_EQ(Receive().reserve().offsets_size(), 1);
   EXPECT_THAT(store_.pending(), ElementsAre(Key(50)));
 }
 
@@ -122,23 +122,23 @@ TEST_F(StagingSocketsTest, OnlySmallCommitsAreCopiedByTheSocketsThread) {
   HoldCommitThread();
   const std::vector<uint64_t> small = Reserved(1, 1);
   Write(small[0], Fragment(Key(100)));
-  Ask(CommitCall(2, small));
-  EXPECT_THAT(Answer().commit().outcomes(), ElementsAre(v1::COMMIT_OUTCOME_STORED));
+  Send(CommitCall(2, small));
+  EXPECT_THAT(Receive().commit().outcomes(), ElementsAre(v1::COMMIT_OUTCOME_STORED));
 
   session_ = OpenSession(4 << 20);
   opened_ = Open(session_);
-  Ask(ReserveCall(3, 1, (2 << 20) + 1));
-  const uint64_t large = Answer().reserve().offsets(0);
-  Ask(CommitCall(4, {large}));
+  Send(ReserveCall(3, 1, (2 << 20) + 1));
+  const uint64_t large = Receive().reserve().offsets(0);
+  Send(CommitCall(4, {large}));
   const auto other = CallSockets::Start(context_, {}).value();
   const std::vector<uint64_t> elsewhere = Reserved(5, 1);
   CallPlane::Opened acquires = other->Open(session_, closing_, "user").value();
   Send(acquires.socket.get(), CommitCall(6, elsewhere).SerializeAsString());
   EXPECT_TRUE(Eventually([&] { return commits_.queued() == 2; }));
   let_go_.set_value();
-  EXPECT_EQ(Answer().request(), 4u);
+  EXPECT_EQ(Receive().request(), 4u);
   opened_ = std::move(acquires);
-  EXPECT_EQ(Answer().request(), 6u);
+  EXPECT_EQ(Receive().request(), 6u);
   EXPECT_EQ(reservations(), 0u);
   other->Stop();
 }
@@ -148,12 +148,12 @@ TEST_F(StagingSocketsTest, BoundsAreThoseOfTheCallsOverGrpc) {
   limits_.commit_fragments_max = 4;
   Start();
   const auto refused = [&](v1::SocketCall call) {
-    Ask(call);
-    const v1::SocketResponse answer = Answer();
-    EXPECT_EQ(answer.request(), call.request());
-    EXPECT_FALSE(answer.has_reserve() || answer.has_commit());
-    EXPECT_EQ(answer.code(), static_cast<uint32_t>(absl::StatusCode::kInvalidArgument));
-    return answer.error();
+    Send(call);
+    const v1::SocketResponse response = Receive();
+    EXPECT_EQ(response.request(), call.request());
+    EXPECT_FALSE(response.has_reserve() || response.has_commit());
+    EXPECT_EQ(response.code(), static_cast<uint32_t>(absl::StatusCode::kInvalidArgument));
+    return response.error();
   };
   EXPECT_THAT(refused(ReserveCall(1, 1, fragment_bytes() + 1)),
               HasSubstr("limits.fragment_bytes_max"));
@@ -189,10 +189,10 @@ TEST_F(StagingSocketsTest, AFullCommitQueueRefusesAndFreesTheRoom) {
   commits_.Stop();  // it refuses later tasks
   Start();
   const std::vector<uint64_t> offsets = Reserved(1, 1);
-  Ask(CommitCall(2, offsets));
-  const v1::SocketResponse answer = Answer();
-  EXPECT_EQ(answer.code(), static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
-  EXPECT_THAT(answer.error(), HasSubstr("limits.commit_queue"));
+  Send(CommitCall(2, offsets));
+  const v1::SocketResponse response = Receive();
+  EXPECT_EQ(response.code(), static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(response.error(), HasSubstr("limits.commit_queue"));
   EXPECT_EQ(reservations(), 0u);
   EXPECT_EQ(metrics_.rejected[static_cast<size_t>(Rejection::kCommitQueue)].value(), 1u);
 }
@@ -202,15 +202,15 @@ TEST_F(StagingSocketsTest, CallsTakePlacesAmongThoseInProgress) {
   Start();
   HoldCommitThread();
   const std::vector<uint64_t> offsets = Reserved(1, 2);
-  Ask(CommitCall(2, {offsets[0]}));
+  Send(CommitCall(2, {offsets[0]}));
   ASSERT_TRUE(Eventually([&] { return commits_.queued() == 1; }));
-  Ask(CommitCall(3, {offsets[1]}));
-  const v1::SocketResponse refused = Answer();
+  Send(CommitCall(3, {offsets[1]}));
+  const v1::SocketResponse refused = Receive();
   EXPECT_EQ(refused.request(), 3u);
   EXPECT_EQ(refused.code(), static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
   EXPECT_THAT(refused.error(), HasSubstr("limits.requests_max"));
   let_go_.set_value();
-  EXPECT_EQ(Answer().request(), 2u);
+  EXPECT_EQ(Receive().request(), 2u);
 }
 
 TEST_F(StagingSocketsTest, HostileMessagesEndTheirSocketAlone) {
@@ -230,19 +230,19 @@ TEST_F(StagingSocketsTest, HostileMessagesEndTheirSocketAlone) {
   EXPECT_EQ(Reserved(3, 1).size(), 1u);
 }
 
-// Answers that do not fit the socket were never received: their room is free again. The room of
+// Responses that do not fit the socket were never received: their room is free again. The room of
 // those that lie in the socket is the session's until it ends.
 TEST_F(StagingSocketsTest, WhoNeverReadsIsCutOffAndKeepsABoundedRoom) {
   Start();
   session_ = OpenSession(64 << 20);
   opened_ = Open(session_);
-  int asked = 0;
-  for (; asked < 100'000; ++asked) {
+  int sent = 0;
+  for (; sent < 100'000; ++sent) {
     const std::string next =
-        ReserveCall(static_cast<uint64_t>(asked) + 1, 1, 512).SerializeAsString();
+        ReserveCall(static_cast<uint64_t>(sent) + 1, 1, 512).SerializeAsString();
     if (::send(opened_.socket.get(), next.data(), next.size(), MSG_NOSIGNAL) < 0) break;
   }
-  EXPECT_LT(asked, 100'000);
+  EXPECT_LT(sent, 100'000);
   EXPECT_TRUE(Eventually([&] { return metrics_.requests.in_flight() == 0; }));
   size_t received = 0;
   for (std::string bytes; Receive(opened_.socket.get(), &bytes) > 0; ++received) {
@@ -260,7 +260,7 @@ TEST_F(StagingSocketsTest, AFloodOfCommitsHoldsUpNoOtherSession) {
   Thread flood("flood", [&] {
     const std::string junk =
         CommitCall(1, std::vector<uint64_t>(kCallFragmentsMax, 512)).SerializeAsString();
-    while (!done) {  // each socket ends when its answers do not fit any more
+    while (!done) {  // each socket ends when its responses do not fit any more
       const CallPlane::Opened flooded = Open(hostile);
       while (!done && ::send(flooded.socket.get(), junk.data(), junk.size(), MSG_NOSIGNAL) > 0) {
       }
@@ -271,8 +271,8 @@ TEST_F(StagingSocketsTest, AFloodOfCommitsHoldsUpNoOtherSession) {
     const std::vector<uint64_t> offsets = Reserved(static_cast<uint64_t>(2 * page), 1);
     ASSERT_EQ(offsets.size(), 1u);
     Write(offsets[0], Fragment(Key(page)));
-    Ask(CommitCall(static_cast<uint64_t>(2 * page) + 1, offsets));
-    EXPECT_THAT(Answer().commit().outcomes(), ElementsAre(v1::COMMIT_OUTCOME_STORED));
+    Send(CommitCall(static_cast<uint64_t>(2 * page) + 1, offsets));
+    EXPECT_THAT(Receive().commit().outcomes(), ElementsAre(v1::COMMIT_OUTCOME_STORED));
   }
   done = true;
   flood.Join();
@@ -284,16 +284,16 @@ TEST_F(StagingSocketsTest, AnEndedSessionReservesAndCommitsNothing) {
   Write(offsets[0], Fragment(Key(100)));
   sessions_.End(session_);  // the process was killed between Reserve and Commit
   EXPECT_EQ(session_->staging(), nullptr);
-  Ask(CommitCall(2, offsets));
-  EXPECT_EQ(Answer().code(), static_cast<uint32_t>(absl::StatusCode::kUnauthenticated));
-  Ask(ReserveCall(3, 1, 512));
-  EXPECT_EQ(Answer().code(), static_cast<uint32_t>(absl::StatusCode::kUnauthenticated));
+  Send(CommitCall(2, offsets));
+  EXPECT_EQ(Receive().code(), static_cast<uint32_t>(absl::StatusCode::kUnauthenticated));
+  Send(ReserveCall(3, 1, 512));
+  EXPECT_EQ(Receive().code(), static_cast<uint32_t>(absl::StatusCode::kUnauthenticated));
   EXPECT_FALSE(IsThere(100));
   // Sessions without staging memory have none to reserve.
   session_ = OpenSession(0);
   opened_ = Open(session_);
-  Ask(ReserveCall(4, 1, 512));
-  EXPECT_EQ(Answer().code(), static_cast<uint32_t>(absl::StatusCode::kFailedPrecondition));
+  Send(ReserveCall(4, 1, 512));
+  EXPECT_EQ(Receive().code(), static_cast<uint32_t>(absl::StatusCode::kFailedPrecondition));
 }
 
 TEST_F(StagingSocketsTest, ACommitInProgressOutlivesItsSocketAndIsWaitedFor) {
@@ -301,7 +301,7 @@ TEST_F(StagingSocketsTest, ACommitInProgressOutlivesItsSocketAndIsWaitedFor) {
   HoldCommitThread();
   const std::vector<uint64_t> offsets = Reserved(1, 1);
   Write(offsets[0], Fragment(Key(100)));
-  Ask(CommitCall(2, offsets));
+  Send(CommitCall(2, offsets));
   ASSERT_TRUE(Eventually([&] { return commits_.queued() == 1; }));
   calls_->Close(opened_.number);
   EXPECT_TRUE(IsClosed(opened_.socket.get()));

@@ -154,8 +154,8 @@ class WorstRequestsTest : public testing::Test {
       const double idle = WaitedForProcessor(self) + WaitedForProcessor(caller);
       const auto from = std::chrono::steady_clock::now();
       v1::LookupResponse response;
-      Answered answered;
-      Lookup(context_, TimePoint::max(), request, &response, answered.done());
+      Completion completion;
+      Lookup(context_, TimePoint::max(), request, &response, completion.done());
       const double took =
           std::chrono::duration<double>(std::chrono::steady_clock::now() - from).count();
       const double waited = WaitedForProcessor(self) + WaitedForProcessor(caller) - idle;
@@ -189,9 +189,9 @@ class WorstRequestsTest : public testing::Test {
   }
 
   absl::Status AcquireOnce(const v1::AcquireRequest& request, v1::AcquireResponse* response) {
-    Answered answered;
-    Acquire(context_, session_, TimePoint::max(), request, response, answered.done());
-    return answered.status;
+    Completion completion;
+    Acquire(context_, session_, TimePoint::max(), request, response, completion.done());
+    return completion.status;
   }
   void GiveBack(uint64_t lease) {
     v1::ReleaseRequest request;

@@ -16,7 +16,7 @@
 namespace crumb::server {
 namespace {
 
-// As many fragments as a page may have, in a page that is named as often as a request has room for.
+// A page with the maximum number of fragments, named as often as fits into a request.
 TEST_F(WorstRequestsTest, AcquireOfOnePageOfManyFragmentsManyTimes) {
   constexpr int kPages = 8;
   size_t fragments = 0;
@@ -35,13 +35,13 @@ TEST_F(WorstRequestsTest, AcquireOfOnePageOfManyFragmentsManyTimes) {
   std::string keys;
   for (int i = 0; i < kKeysMax; ++i) keys += FamilyKey(1, i % kPages).view();
   request.set_keys(keys);
-  size_t answer_bytes = 0;
+  size_t reply_bytes = 0;
   ExpectHarmless([&] {
     v1::AcquireResponse response;
     if (AcquireOnce(request, &response).ok()) GiveBack(response.lease());
-    answer_bytes = std::max(answer_bytes, response.ByteSizeLong());
+    reply_bytes = std::max(reply_bytes, response.ByteSizeLong());
   });
-  EXPECT_LT(answer_bytes, size_t{8} << 20);
+  EXPECT_LT(reply_bytes, size_t{8} << 20);
 }
 
 // A page that comes at the end of a long chain, while many pages wait for it.
@@ -131,8 +131,8 @@ TEST_F(WorstRequestsTest, CallsOnAsManyPagesAsTheyMayName) {
     const auto request = Made<v1::LookupRequest>(keys);
     ExpectHarmless([&] {
       v1::LookupResponse response;
-      Answered answered;
-      Lookup(context_, TimePoint::max(), request, &response, answered.done());
+      Completion completion;
+      Lookup(context_, TimePoint::max(), request, &response, completion.done());
       EXPECT_EQ(response.hit_pages(), static_cast<uint32_t>(kKeysMax));
     });
   }
@@ -158,8 +158,8 @@ TEST_F(WorstRequestsTest, CallsOnAsManyPagesAsTheyMayName) {
     request.set_ttl_ms(1);
     ExpectHarmless([&] {
       v1::PinResponse response;
-      Answered answered;
-      Pin(context_, TimePoint::max(), request, &response, answered.done());
+      Completion completion;
+      Pin(context_, TimePoint::max(), request, &response, completion.done());
       EXPECT_EQ(response.pinned_pages(), static_cast<uint32_t>(kKeysMax));
     });
   }

@@ -49,7 +49,7 @@ TEST_F(BreakerTest, LetsOneProbeThroughWhenItsTimeIsUp) {
   EXPECT_TRUE(breaker_.Allow());
 }
 
-TEST_F(BreakerTest, AProbeThatIsNeverAnsweredDoesNotKeepItOpenForEver) {
+TEST_F(BreakerTest, AProbeThatGetsNoResponseDoesNotKeepItOpenForEver) {
   Fail(3);
   clock_.Advance(std::chrono::seconds(2));
   EXPECT_TRUE(breaker_.Allow());
@@ -66,33 +66,33 @@ TEST_F(BreakerTest, OnlySilenceIsAFailure) {
   }
   for (const auto code : {StatusCode::kOk, StatusCode::kResourceExhausted, StatusCode::kNotFound,
                           StatusCode::kAborted, StatusCode::kPermissionDenied}) {
-    breaker_.Note(absl::Status(code, "answered"));
+    breaker_.Note(absl::Status(code, "no connection error"));
     EXPECT_EQ(breaker_.state(), Breaker::State::kClosed) << absl::StatusCodeToString(code);
     for (int i = 0; i < 2; ++i) breaker_.Note(absl::UnavailableError("silent"));
   }
 }
 
-TEST_F(BreakerTest, WhoAnswersAndDoesNotDeliverIsSilent) {
+TEST_F(BreakerTest, ANodeThatRespondsAndDoesNotDeliverIsSilent) {
   using Of = Breaker::Of;
-  const auto ask = [&](bool delivers) {
+  const auto request = [&](bool delivers) {
     EXPECT_TRUE(breaker_.Allow());
     breaker_.Note(absl::OkStatus());
     delivers ? breaker_.Succeed(Of::kBytes) : breaker_.Fail(Of::kBytes);
   };
-  for (const bool delivers : {false, false, true, false, false}) ask(delivers);
+  for (const bool delivers : {false, false, true, false, false}) request(delivers);
   EXPECT_EQ(breaker_.state(), Breaker::State::kClosed);
-  ask(false);
+  request(false);
   EXPECT_EQ(breaker_.state(), Breaker::State::kOpen);
   breaker_.Note(absl::OkStatus());  // a call that was in progress ends
   EXPECT_FALSE(breaker_.Allow());
   // The probe delivers nothing either.
   clock_.Advance(std::chrono::seconds(2));
-  ask(false);
+  request(false);
   EXPECT_FALSE(breaker_.Allow());
   EXPECT_EQ(breaker_.opened(), 2u);
   clock_.Advance(std::chrono::seconds(2));
-  ask(true);
-  ask(false);
+  request(true);
+  request(false);
   EXPECT_TRUE(breaker_.Allow());
 }
 

@@ -107,7 +107,7 @@ TEST_P(ClusterCallsTest, LookupNamesTheNodesThatHaveWhatThisOneLacks) {
   EXPECT_EQ(Series(0, "crumb_peer_leases") + Series(2, "crumb_peer_leases"), 0);
 }
 
-TEST_P(ClusterCallsTest, LookupOfWhatNobodyHasIsAMiss) {
+TEST_P(ClusterCallsTest, LookupOfPagesThatNoNodeHasIsAMiss) {
   const v1::LookupResponse found = Lookup(TestSequence(99, 200), kWaitMs);
   EXPECT_EQ(found.hit_pages(), 0u);
   EXPECT_EQ(found.miss_reason(), v1::MISS_REASON_ABSENT);
@@ -115,17 +115,17 @@ TEST_P(ClusterCallsTest, LookupOfWhatNobodyHasIsAMiss) {
 
 TEST_P(ClusterCallsTest, PrefetchBringsPagesOfOtherNodes) {
   Publish();
-  uint32_t asked = 0;
+  uint32_t requested = 0;
   for (const TestSequence& sequence : sequences_) {
     v1::PrefetchRequest request;
     request.set_keyspace(reader_->keyspace().keyspace());
     request.set_keys(sequence.Keys());
     v1::PrefetchResponse response;
     ASSERT_TRUE(reader_->stub().Prefetch(reader_->Context().get(), request, &response).ok());
-    asked += response.requested_pages();
+    requested += response.requested_pages();
     EXPECT_TRUE(Eventually([&] { return AllInHostMemory(sequence); }));
   }
-  EXPECT_GT(asked, 0u);
+  EXPECT_GT(requested, 0u);
   EXPECT_TRUE(Eventually([&] { return Series(1, "crumb_leases") == 0; }));
 }
 

@@ -388,7 +388,7 @@ double SlowestRead(TestClient& reader, const TestSequence& sequence, int reads) 
   return slowest;
 }
 
-TEST_F(EtcdClusterTest, AFrozenEtcdIsToldOfAndNobodyLeavesWhenItGoesOn) {
+TEST_F(EtcdClusterTest, AFrozenEtcdIsReportedAndNoNodeLeavesWhenItGoesOn) {
   TestNodes nodes(Settings());
   ASSERT_TRUE(nodes.WaitForView(3));
   const std::string admin = nodes.daemon(1).endpoints().admin;
@@ -427,7 +427,7 @@ TEST_F(EtcdClusterTest, AFrozenEtcdIsToldOfAndNobodyLeavesWhenItGoesOn) {
   EXPECT_EQ(SeriesOf(admin, "crumb_view_changes_total"), views + 1);
 }
 
-TEST_F(EtcdClusterTest, AnEtcdThatLostItsDataIsToldAllAgain) {
+TEST_F(EtcdClusterTest, AnEtcdThatLostItsDataIsSentAllAgain) {
   TestNodes nodes(Settings());
   ASSERT_TRUE(nodes.WaitForView(3));
   {
@@ -539,7 +539,7 @@ TEST_F(EtcdClusterTest, AGenerationOutlivesEveryNodeThatKnewOfIt) {
   }
   nodes.Stop(0);
   nodes.Stop(1);
-  nodes.Start(2);  // only etcd can tell it
+  nodes.Start(2);  // the node can learn it from etcd alone
   auto client = nodes.Connect(2);
   EXPECT_EQ(client->keyspace().generation(), 2u);
   EXPECT_EQ(sequence.Read(*client), 0);

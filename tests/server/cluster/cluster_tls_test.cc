@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Nodes that talk TLS to each other, and who else may call what they ask of each other.
+// Nodes that talk TLS to each other, and which other callers may make the calls between nodes.
 #include <fstream>
 #include <sstream>
 
@@ -76,7 +76,7 @@ TEST_F(ClusterTlsTest, PagesTravelBetweenNodes) {
   }
 }
 
-TEST_F(ClusterTlsTest, OnlyNodesMayAskWhatNodesAsk) {
+TEST_F(ClusterTlsTest, OnlyNodesMayMakeTheCallsBetweenNodes) {
   TestNodes nodes(Settings());
   ASSERT_TRUE(nodes.WaitForView(2));
   const Daemon::Endpoints places = nodes.daemon(0).endpoints();
@@ -119,7 +119,7 @@ TEST_F(ClusterTlsTest, ANodeOfAnotherAuthorityStaysOutside) {
   settings.change = [&](int node, Options& options) {
     common(node, options);
     options.cluster.start_deadline = std::chrono::milliseconds(300);
-    options.cluster.serve_unsynced = true;  // neither ever hears of the other
+    options.cluster.serve_unsynced = true;  // neither ever learns of the other
     if (node == 0) return;
     options.listen.tls.cert_file = made_.cert("foreign");
     options.listen.tls.key_file = made_.key("foreign");
@@ -138,7 +138,7 @@ TEST_F(ClusterTlsTest, ANodeOfAnotherAuthorityStaysOutside) {
   }
 }
 
-// etcd over TLS that asks for certificates.
+// etcd over TLS that requests certificates.
 class EtcdTlsTest : public ClusterTlsTest {
  protected:
   void SetUp() override {

@@ -70,13 +70,13 @@ bool EtcdProcess::Start(const EtcdAccess& access) {
   }
   const auto client_of = EtcdClient::Make({endpoint_}, std::chrono::seconds(2), access);
   absl::Status last;
-  const bool answers = Eventually([&] {
+  const bool responds = Eventually([&] {
     int64_t revision = 0;
     last = client_of->Range("/crumb/", &revision).status();
     return last.ok();
   });
-  if (!answers) std::cerr << last << "\n" << std::ifstream(log).rdbuf();
-  return answers;
+  if (!responds) std::cerr << last << "\n" << std::ifstream(log).rdbuf();
+  return responds;
 }
 
 void EtcdProcess::Stop() {

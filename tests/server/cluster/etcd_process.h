@@ -21,7 +21,7 @@ class EtcdProcess {
     std::string cert;
     std::string key;
     std::string ca;
-    EtcdAccess access;  // of Start, which asks whether it answers
+    EtcdAccess access;  // credentials of the call with which Start checks that etcd responds
   };
 
   // Whether there is an etcd program.
@@ -32,7 +32,7 @@ class EtcdProcess {
   ~EtcdProcess() { Stop(); }
   EtcdProcess(const EtcdProcess&) = delete;
 
-  // Waits until it answers. False: it does not.
+  // Blocks until etcd responds. Returns false if it does not in time.
   bool Start() { return Start(settings_.access); }
   bool Start(const EtcdAccess& access);
   // SIGKILL.
@@ -44,7 +44,7 @@ class EtcdProcess {
   // Forgets everything; between Stop and Start.
   void Wipe();
 
-  // A call of etcd's JSON gateway, without TLS; what it answers, none: it failed.
+  // Calls the JSON gateway of etcd without TLS. Returns the response, or none if the call failed.
   std::optional<std::string> Post(const std::string& path, const std::string& json) const;
   // Puts until its space is used up, and makes room again. False: that did not work.
   bool Fill();

@@ -31,18 +31,18 @@ class QuietPeer final : public Peer {
   void Keyspaces(v1::PeerKeyspacesRequest, TimePoint,
                  Callback<v1::PeerKeyspacesResponse>) override {}
   void Drain(TimePoint, Callback<v1::PeerDrainResponse>) override {}
-  // Keeps its memory until `fetches` is cleared, and answers nothing.
+  // Keeps its memory until `fetches` is cleared, and responses nothing.
   void Fetch(transport::FetchRequest request, transport::FetchDone done) override {
     fetches.emplace_back(std::move(request), std::move(done));
   }
   const char* transport() const override { return "fake"; }
 
-  void AnswerFetches() {
+  void CompleteFetches() {
     for (auto& [request, done] : std::exchange(fetches, {})) {
-      transport::FetchResponse answer;
-      answer.pages.resize(request.pages.size());
-      for (auto& page : answer.pages) page.status = transport::PageStatus::kAbsent;
-      done(std::move(answer));
+      transport::FetchResponse reply;
+      reply.pages.resize(request.pages.size());
+      for (auto& page : reply.pages) page.status = transport::PageStatus::kAbsent;
+      done(std::move(reply));
     }
   }
 
@@ -86,14 +86,14 @@ class PeerCallsTest : public CallFixture {
     return request;
   }
   absl::Status Acquire(const v1::PeerAcquireRequest& request, v1::PeerAcquireResponse* response) {
-    Answered answered;
+    Completion completion;
     response->Clear();
-    PeerAcquire(calls_, request, TimePoint::max(), response, answered.done());
-    EXPECT_EQ(answered.times, 1);
-    return answered.status;
+    PeerAcquire(calls_, request, TimePoint::max(), response, completion.done());
+    EXPECT_EQ(completion.times, 1);
+    return completion.status;
   }
   void Push(const std::string& node, int first, int count,
-            const std::shared_ptr<Answered>& answered) {
+            const std::shared_ptr<Completion>& completion) {
     auto request = std::make_shared<v1::PeerPushRequest>();
     auto response = std::make_shared<v1::PeerPushResponse>();
     *request->mutable_caller() = Caller(node);
@@ -104,9 +104,9 @@ class PeerCallsTest : public CallFixture {
     for (int i = 0; i < count; ++i) request->add_tile_bytes(kGeometry.int2_tile_bytes());
     request->set_session(std::string(16, 's'));
     PeerPush(calls_, *request, Clock::Real().Now() + std::chrono::seconds(60), response.get(),
-             [request, response, answered](absl::Status status) {
-               ++answered->times;
-               answered->status = std::move(status);
+             [request, response, completion](absl::Status status) {
+               ++completion->times;
+               completion->status = std::move(status);
              });
   }
   transport::SourceRequest Read(const transport::SessionToken& session, int first, int count) {
@@ -120,9 +120,9 @@ class PeerCallsTest : public CallFixture {
     }
     return request;
   }
-  static std::vector<transport::PageStatus> StatusesOf(const transport::SourceResponse& answer) {
+  static std::vector<transport::PageStatus> StatusesOf(const transport::SourceResponse& reply) {
     std::vector<transport::PageStatus> statuses;
-    for (const auto& page : answer.pages) statuses.push_back(page.status);
+    for (const auto& page : reply.pages) statuses.push_back(page.status);
     return statuses;
   }
 
@@ -169,14 +169,14 @@ class PeerCallsTest : public CallFixture {
     request.set_session(std::string(16, 's'));
     return request;
   }
-  // Offers and expects an answer at once.
+  // Makes an offer and expects the response at once.
   v1::PeerPushResponse Push(const PeerCallContext& context, const v1::PeerPushRequest& request) {
     v1::PeerPushResponse response;
-    Answered answered;
+    Completion completion;
     PeerPush(context, request, Clock::Real().Now() + std::chrono::seconds(60), &response,
-             answered.done());
-    EXPECT_EQ(answered.times, 1);
-    EXPECT_TRUE(answered.status.ok()) << answered.status.ToString();
+             completion.done());
+    EXPECT_EQ(completion.times, 1);
+    EXPECT_TRUE(completion.status.ok()) << completion.status.ToString();
     return response;
   }
   std::shared_ptr<QuietPeer> Other() {
@@ -216,7 +216,7 @@ TEST_F(PeerCallsTest, APageThatIsNamedTwiceIsRefused) {
   }
 }
 
-TEST_F(PeerCallsTest, AnswersAreNoLongerThanTheKeysThatWereAskedFor) {
+TEST_F(PeerCallsTest, ResponsesAreNoLongerThanTheKeysThatWereRequested) {
   v1::PeerAcquireRequest request = Request("peer", std::vector<std::string>(kKeysMax + 1, ""));
   request.set_generation(0);  // a miss, which needs no key
   v1::PeerAcquireResponse response;
@@ -280,21 +280,21 @@ TEST_F(PeerCallsTest, ReleasesAreBounded) {
 }
 
 TEST_F(PeerCallsTest, OffersThatNeverArriveHoldNoMoreThanTheirNodesPages) {
-  auto first = std::make_shared<Answered>();
+  auto first = std::make_shared<Completion>();
   Push("peer", 10, 3, first);  // 3 of 4 pages
   EXPECT_EQ(first->times, 0);
   EXPECT_EQ(push_pages_.held("peer"), 3u);
-  auto refused = std::make_shared<Answered>();
+  auto refused = std::make_shared<Completion>();
   Push("peer", 20, 2, refused);
   EXPECT_TRUE(absl::IsResourceExhausted(refused->status));
   EXPECT_EQ(counts_.peer_pushes_refused.value(), 1u);
   // Another node's offers are not held up by it.
-  auto other = std::make_shared<Answered>();
+  auto other = std::make_shared<Completion>();
   Push("other", 20, 4, other);
   EXPECT_EQ(other->times, 0);
   EXPECT_EQ(push_pages_.held("other"), 4u);
-  peer_->AnswerFetches();
-  std::static_pointer_cast<QuietPeer>(peers_.Find("other"))->AnswerFetches();
+  peer_->CompleteFetches();
+  std::static_pointer_cast<QuietPeer>(peers_.Find("other"))->CompleteFetches();
   steps_.Stop();
   EXPECT_TRUE(first->status.ok());
   EXPECT_EQ(push_pages_.held("peer"), 0u);
@@ -310,34 +310,34 @@ TEST_F(PeerCallsTest, APageThatIsOfferedTwiceIsFetchedOnce) {
   request.mutable_range()->set_head_end(kGeometry.kv_heads);
   for (int i = 0; i < 3; ++i) request.add_tile_bytes(kGeometry.int2_tile_bytes());
   request.set_session(std::string(16, 's'));
-  Answered answered;
+  Completion completion;
   PeerPush(calls_, request, Clock::Real().Now() + std::chrono::seconds(60), &response,
-           answered.done());
+           completion.done());
   ASSERT_EQ(peer_->fetches.size(), 1u);
   EXPECT_EQ(peer_->fetches[0].first.pages.size(), 2u);
-  peer_->AnswerFetches();
+  peer_->CompleteFetches();
   steps_.Stop();
   EXPECT_EQ(response.deduplicated(), 1u);
   EXPECT_EQ(response.failed(), 2u);
 }
 
-TEST_F(PeerCallsTest, OneNodesReadsAreBoundedUntilTheirAnswersAreGone) {
+TEST_F(PeerCallsTest, OneNodesReadsAreBoundedUntilTheirResponsesAreGone) {
   PageSource source(store_, *keyspaces_, grants_, counts_, 2);
   const auto session = grants_.Grant("peer", keyspace_->id).value();
   const auto other = grants_.Grant("other", keyspace_->id).value();
-  std::vector<transport::SourceResponse> answers;
-  const auto keep = [&](transport::SourceResponse answer) { answers.push_back(std::move(answer)); };
+  std::vector<transport::SourceResponse> replies;
+  const auto keep = [&](transport::SourceResponse reply) { replies.push_back(std::move(reply)); };
   for (int i = 0; i < 3; ++i) source.Acquire(Read(session, 0, 2), keep);
   source.Acquire(Read(other, 0, 2), keep);
-  EXPECT_THAT(StatusesOf(answers[0]), Each(transport::PageStatus::kHit));
-  EXPECT_THAT(StatusesOf(answers[1]), Each(transport::PageStatus::kHit));
-  EXPECT_THAT(StatusesOf(answers[2]), Each(transport::PageStatus::kBusy));
-  EXPECT_THAT(StatusesOf(answers[3]), Each(transport::PageStatus::kHit));
+  EXPECT_THAT(StatusesOf(replies[0]), Each(transport::PageStatus::kHit));
+  EXPECT_THAT(StatusesOf(replies[1]), Each(transport::PageStatus::kHit));
+  EXPECT_THAT(StatusesOf(replies[2]), Each(transport::PageStatus::kBusy));
+  EXPECT_THAT(StatusesOf(replies[3]), Each(transport::PageStatus::kHit));
   EXPECT_EQ(counts_.peer_reads_refused.value(), 1u);
-  answers.clear();
+  replies.clear();
   EXPECT_EQ(store_.Stats().leases, 0u);
   source.Acquire(Read(session, 0, 2), keep);
-  EXPECT_THAT(StatusesOf(answers[0]), Each(transport::PageStatus::kHit));
+  EXPECT_THAT(StatusesOf(replies[0]), Each(transport::PageStatus::kHit));
 }
 
 TEST_F(PeerCallsTest, ReadsThatNameAPageTwiceAreRefused) {
@@ -345,8 +345,8 @@ TEST_F(PeerCallsTest, ReadsThatNameAPageTwiceAreRefused) {
   const auto session = grants_.Grant("peer", keyspace_->id).value();
   transport::SourceRequest twice = Read(session, 0, 2);
   twice.pages.push_back(twice.pages[0]);
-  source.Acquire(std::move(twice), [](transport::SourceResponse answer) {
-    EXPECT_THAT(StatusesOf(answer), Each(transport::PageStatus::kRefused));
+  source.Acquire(std::move(twice), [](transport::SourceResponse reply) {
+    EXPECT_THAT(StatusesOf(reply), Each(transport::PageStatus::kRefused));
   });
 }
 
@@ -355,12 +355,12 @@ TEST_F(PeerCallsTest, ReadsOfAbsentPagesCostTheirKeysNotTheirSquare) {
   PageSource source(store, *keyspaces_, grants_, counts_, 2);
   const auto session = grants_.Grant("peer", keyspace_->id).value();
   constexpr int kPages = 4096;
-  bool answered = false;
-  source.Acquire(Read(session, 100, kPages), [&](transport::SourceResponse answer) {
-    answered = true;
-    EXPECT_THAT(StatusesOf(answer), Each(transport::PageStatus::kAbsent));
+  bool completed = false;
+  source.Acquire(Read(session, 100, kPages), [&](transport::SourceResponse reply) {
+    completed = true;
+    EXPECT_THAT(StatusesOf(reply), Each(transport::PageStatus::kAbsent));
   });
-  EXPECT_TRUE(answered);
+  EXPECT_TRUE(completed);
   EXPECT_LE(store.keys, 4u * kPages);
 }
 
@@ -374,8 +374,8 @@ TEST_F(PeerCallsTest, WithheldPagesAreNotServedToOtherNodes) {
   ASSERT_TRUE(Acquire(Request("peer", {Keys(0, 2)}), &response).ok());
   EXPECT_EQ(response.hit_pages(0), 0u);
   EXPECT_EQ(response.miss_reason(), v1::MISS_REASON_GENERATION);
-  source.Acquire(Read(session, 0, 2), [](transport::SourceResponse answer) {
-    EXPECT_THAT(StatusesOf(answer), Each(transport::PageStatus::kStale));
+  source.Acquire(Read(session, 0, 2), [](transport::SourceResponse reply) {
+    EXPECT_THAT(StatusesOf(reply), Each(transport::PageStatus::kStale));
   });
 }
 
@@ -396,7 +396,7 @@ TEST_F(PeerCallsTest, OneTenantCannotTakeAllPulls) {
     request.deadline = Clock::Real().Now() + std::chrono::hours(1);
     auto reason = std::make_shared<std::optional<MissReason>>();
     reader.Pull(std::move(request), [reason](PullResult result) { *reason = result.miss_reason; });
-    return *reason;  // none: it waits for nodes that do not answer
+    return *reason;  // none while it waits for nodes that do not respond
   };
   EXPECT_EQ(pull("a", 50), std::nullopt);
   EXPECT_EQ(pull("a", 51), std::nullopt);
@@ -486,12 +486,12 @@ TEST_F(PeerCallsTest, PagesOfANodeThatLeavesAreFetchedWhateverThePolicy) {
   EXPECT_EQ(Push(calls_, offer).noted(), 2u);
   offer.set_leaving(true);
   v1::PeerPushResponse response;
-  Answered answered;
+  Completion completion;
   PeerPush(With(PushPolicy::kReused), offer, Clock::Real().Now() + std::chrono::seconds(60),
-           &response, answered.done());
+           &response, completion.done());
   ASSERT_EQ(peer_->fetches.size(), 1u);
   EXPECT_EQ(peer_->fetches[0].first.pages.size(), 2u);
-  peer_->AnswerFetches();
+  peer_->CompleteFetches();
   steps_.Stop();
   EXPECT_EQ(response.failed(), 2u);
 }
@@ -503,9 +503,9 @@ TEST_F(PeerCallsTest, PartsOfAPageOnTwoNodesComeTogetherAtTheirHome) {
   v1::PeerPushRequest second = Offer("other", 10, 2, 1, 2);
   second.set_session(std::string(16, 't'));
   v1::PeerPushResponse response;
-  Answered answered;
+  Completion completion;
   PeerPush(reused, second, Clock::Real().Now() + std::chrono::seconds(60), &response,
-           answered.done());
+           completion.done());
   ASSERT_EQ(peer_->fetches.size(), 1u);
   ASSERT_EQ(Other()->fetches.size(), 1u);
   const transport::FetchRequest& from_peer = peer_->fetches[0].first;
@@ -515,8 +515,8 @@ TEST_F(PeerCallsTest, PartsOfAPageOnTwoNodesComeTogetherAtTheirHome) {
   EXPECT_EQ(Other()->fetches[0].first.pages[0].range.heads, (IndexRange{1, 2}));
   EXPECT_EQ(Other()->fetches[0].first.session[0], 't');
   EXPECT_EQ(push_pages_.held("other"), 4u);
-  peer_->AnswerFetches();
-  Other()->AnswerFetches();
+  peer_->CompleteFetches();
+  Other()->CompleteFetches();
   steps_.Stop();
   EXPECT_EQ(push_pages_.held("other"), 0u);
 }

@@ -94,7 +94,7 @@ TEST_F(PeerStarvationTest, LeasesAndReadsOfOneNodeLeaveRoomForTheOthers) {
   }
   EXPECT_EQ(leases, kLeasesPerNode);
   EXPECT_GT(Series("crumb_peer_refused_total{what=\"leases\"}"), 0);
-  // Reads whose answers are not read, until some are refused.
+  // Sends reads and ignores their responses until some are refused.
   std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
   std::vector<std::unique_ptr<grpc::ClientReader<v1::PeerReadResponse>>> reads;
   v1::PeerReadRequest read;

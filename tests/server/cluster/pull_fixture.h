@@ -32,23 +32,23 @@ class FakePeer : public Peer {
     return record;
   }
 
-  // Answers what it was asked while it was silent.
-  void AnswerLate() {
+  // Responds to the requests that came while it was silent.
+  void RespondLate() {
     std::vector<Callback<v1::PeerAcquireResponse>> late;
     {
       MutexLock lock(&mutex);
       late.swap(held);
     }
-    for (const auto& answer : late) answer(absl::DeadlineExceededError("late"));
+    for (const auto& reply : late) reply(absl::DeadlineExceededError("late"));
   }
 
   void Acquire(v1::PeerAcquireRequest request, TimePoint,
-               Callback<v1::PeerAcquireResponse> answer) override {
-    ++asks;
-    runs_asked += request.runs_size();
+               Callback<v1::PeerAcquireResponse> reply) override {
+    ++queries;
+    runs_requested += request.runs_size();
     if (silent) {
       MutexLock lock(&mutex);
-      held.push_back(std::move(answer));
+      held.push_back(std::move(reply));
       return;
     }
     v1::PeerAcquireResponse response;
@@ -71,23 +71,23 @@ class FakePeer : public Peer {
       for (uint32_t i = 0; i < hits; ++i) response.add_tile_bytes(tile_bytes);
     }
     if (nonsense) response.add_hit_pages(5);
-    answer(std::move(response));
+    reply(std::move(response));
   }
   void Release(uint64_t) override { ++released; }
-  void Push(v1::PeerPushRequest, TimePoint, Callback<v1::PeerPushResponse> answer) override {
-    answer(absl::UnimplementedError("not in this test"));
+  void Push(v1::PeerPushRequest, TimePoint, Callback<v1::PeerPushResponse> reply) override {
+    reply(absl::UnimplementedError("not in this test"));
   }
   void Keyspaces(v1::PeerKeyspacesRequest, TimePoint,
-                 Callback<v1::PeerKeyspacesResponse> answer) override {
-    answer(absl::UnimplementedError("not in this test"));
+                 Callback<v1::PeerKeyspacesResponse> reply) override {
+    reply(absl::UnimplementedError("not in this test"));
   }
-  void Drain(TimePoint, Callback<v1::PeerDrainResponse> answer) override {
-    answer(absl::UnimplementedError("not in this test"));
+  void Drain(TimePoint, Callback<v1::PeerDrainResponse> reply) override {
+    reply(absl::UnimplementedError("not in this test"));
   }
   void Fetch(transport::FetchRequest request, transport::FetchDone done) override {
     ++fetches;
     pages_fetched += static_cast<int>(request.pages.size());
-    transport::FetchResponse answer;
+    transport::FetchResponse reply;
     for (const transport::RequestedPage& wish : request.pages) {
       const std::vector<std::byte> fragment = make_(wish.key);
       const size_t tiles = FragmentTilesBytes(wish.range.tiles(), wish.tile_bytes);
@@ -95,21 +95,21 @@ class FakePeer : public Peer {
       FragmentHeader header = DecodeFragmentHeader(std::span(fragment).subspan(tiles)).value();
       if (wrong_key || wish.key == corrupt) header.key.bytes[0] ^= 1;
       transport::PageResponse page;
-      if (answer.pages.size() >= late_behind) {
+      if (reply.pages.size() >= late_behind) {
         page.status = transport::PageStatus::kDeadline;
-        answer.pages.push_back(std::move(page));
+        reply.pages.push_back(std::move(page));
         continue;
       }
       page.status = transport::PageStatus::kHit;
       page.fragments.push_back({header, wish.range});
-      answer.pages.push_back(std::move(page));
+      reply.pages.push_back(std::move(page));
     }
     if (hold_fetches) {
       MutexLock lock(&mutex);
-      held_fetches.push_back([done, answer] { done(answer); });
+      held_fetches.push_back([done, reply] { done(reply); });
       return;
     }
-    done(std::move(answer));
+    done(std::move(reply));
   }
   const char* transport() const override { return "fake"; }
 
@@ -117,7 +117,7 @@ class FakePeer : public Peer {
     MutexLock lock(&mutex);
     refers_to = nodes;
   }
-  // The shortfalls that this node was told of: "NODE has PAGES".
+  // The shortfalls reported to this node: "NODE has PAGES".
   std::vector<std::string> shortfalls() {
     MutexLock lock(&mutex);
     return lacking;
@@ -126,16 +126,16 @@ class FakePeer : public Peer {
     MutexLock lock(&mutex);
     return held_fetches.size();
   }
-  void AnswerHeldFetches() {
+  void CompleteHeldFetches() {
     std::vector<std::function<void()>> ready;
     {
       MutexLock lock(&mutex);
       ready.swap(held_fetches);
     }
-    for (const auto& answer : ready) answer();
+    for (const auto& reply : ready) reply();
   }
 
-  std::atomic<int> asks{0}, runs_asked{0}, fetches{0}, pages_fetched{0}, released{0};
+  std::atomic<int> queries{0}, runs_requested{0}, fetches{0}, pages_fetched{0}, released{0};
   std::atomic<uint64_t> leases{0};
   std::atomic<uint32_t> hits_max{UINT32_MAX};
   std::atomic<uint32_t> refers_pages{UINT32_MAX};
@@ -200,16 +200,16 @@ class PullTest : public CallFixture {
   }
 
   PullResult Pull(PullRequest request) {
-    std::promise<PullResult> answered;
-    reader_.Pull(std::move(request), [&](PullResult result) { answered.set_value(result); });
-    return answered.get_future().get();
+    std::promise<PullResult> completed;
+    reader_.Pull(std::move(request), [&](PullResult result) { completed.set_value(result); });
+    return completed.get_future().get();
   }
 
   FoundPages Find(PullRequest request) {
-    std::promise<FoundPages> answered;
+    std::promise<FoundPages> completed;
     reader_.Find(std::move(request),
-                 [&](FoundPages found) { answered.set_value(std::move(found)); });
-    return answered.get_future().get();
+                 [&](FoundPages found) { completed.set_value(std::move(found)); });
+    return completed.get_future().get();
   }
 
   int Sum(std::atomic<int> FakePeer::*member) const {
@@ -250,13 +250,13 @@ class PullTest : public CallFixture {
   PeerTable peers_{"self", 1};
   PageFlights flights_;
   ClusterMetrics counts_;
-  std::atomic<int> heard_{0};
+  std::atomic<int> received_{0};
   PeerSessions grants_{4};
   PeerLeases leases_{store_, Clock::Real(), {.leases_max = 4}, std::chrono::seconds(10)};
   PartyBudget push_pages_{1024};
   HolderDirectory holders_{1 << 16};
   RemoteReader reader_{{store_, peers_, flights_, timer_, steps_, Clock::Real(), counts_, 1024,
-                        [this](const std::string&) { ++heard_; }},
+                        [this](const std::string&) { ++received_; }},
                        4};
 };
 

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// RemoteReader over homes that refer to other nodes: who is asked next, how often, and what homes
-// hear of it.
+// RemoteReader over homes that refer to other nodes: which node is queried next, how often, and
+// which reports homes receive.
 #include <gmock/gmock.h>
 
 #include "tests/common/eventually.h"
@@ -43,10 +43,10 @@ class ReferralTest : public PullTest {
     holders_.Note(offer);
   }
   PullResult PullWithDirectory(PullRequest request) {
-    std::promise<PullResult> answered;
+    std::promise<PullResult> completed;
     directory_reader_.Pull(std::move(request),
-                           [&](PullResult result) { answered.set_value(result); });
-    return answered.get_future().get();
+                           [&](PullResult result) { completed.set_value(result); });
+    return completed.get_future().get();
   }
 
   std::vector<std::shared_ptr<FakePeer>> homes_, others_;
@@ -63,43 +63,43 @@ class ReferralTest : public PullTest {
 
 TEST_F(ReferralTest, PagesComeFromTheNodeThatTheHomeRefersTo) {
   EXPECT_EQ(Pull(Request(0, 20)).pages, 20u);
-  EXPECT_EQ(homes_[0]->asks.load(), 1);
+  EXPECT_EQ(homes_[0]->queries.load(), 1);
   EXPECT_EQ(homes_[0]->pages_fetched.load(), 0);
-  EXPECT_EQ(others_[0]->asks.load(), 1);
+  EXPECT_EQ(others_[0]->queries.load(), 1);
   EXPECT_EQ(others_[0]->pages_fetched.load(), 20);
-  EXPECT_EQ(others_[1]->asks.load(), 0);
+  EXPECT_EQ(others_[1]->queries.load(), 0);
   EXPECT_EQ(counts_.referred_runs.value(), 1u);
   EXPECT_TRUE(homes_[0]->shortfalls().empty());
 }
 
-TEST_F(ReferralTest, TheNextHolderIsAskedAndTheHomeHearsOfTheFirst) {
+TEST_F(ReferralTest, TheNextHolderIsQueriedAndTheHomeLearnsOfTheFirst) {
   others_[0]->hits_max = 3;
   EXPECT_EQ(Pull(Request(0, 20)).pages, 20u);
   EXPECT_EQ(others_[1]->pages_fetched.load(), 20);
   EXPECT_TRUE(Eventually([&] { return homes_[0]->shortfalls().size() == 1; }));
-  EXPECT_EQ(homes_[0]->asks.load(), 2);
+  EXPECT_EQ(homes_[0]->queries.load(), 2);
   EXPECT_THAT(homes_[0]->shortfalls(), testing::ElementsAre(others_[0]->id() + " has 3"));
 }
 
-TEST_F(ReferralTest, TheHomeIsTheLastResortAndTheNumberOfQuestionsIsBounded) {
+TEST_F(ReferralTest, TheHomeIsTheLastResortAndTheNumberOfQueriesIsBounded) {
   for (const auto& other : others_) other->absent = true;
   homes_[0]->absent = false;
   EXPECT_EQ(Pull(Request(0, 20)).pages, 20u);
   EXPECT_EQ(homes_[0]->pages_fetched.load(), 20);
   EXPECT_THAT(homes_[0]->shortfalls(),
               testing::ElementsAre(others_[0]->id() + " has 0", others_[1]->id() + " has 0"));
-  EXPECT_EQ(homes_[0]->asks.load(), 2);
+  EXPECT_EQ(homes_[0]->queries.load(), 2);
   // Also if no node has anything, and holders refer on.
   for (const auto& fake : fakes_) {
     fake->absent = true;
     fake->ReferTo({fakes_[0]->id(), fakes_[1]->id(), fakes_[2]->id()});
   }
-  const int before = Sum(&FakePeer::asks);
+  const int before = Sum(&FakePeer::queries);
   EXPECT_EQ(Pull(Request(320, 8)).pages, 0u);
-  EXPECT_LE(Sum(&FakePeer::asks) - before, 4);
+  EXPECT_LE(Sum(&FakePeer::queries) - before, 4);
 }
 
-TEST_F(ReferralTest, TheBestOfShortAnswersIsTaken) {
+TEST_F(ReferralTest, TheBestOfShortResponsesIsTaken) {
   others_[0]->hits_max = 3;
   others_[1]->hits_max = 7;
   const PullResult result = Pull(Request(0, 20));
@@ -114,7 +114,7 @@ TEST_F(ReferralTest, SilentAndUnknownHoldersAreSkipped) {
   others_[0]->breaker().Fail(Breaker::Of::kCalls);
   others_[0]->breaker().Fail(Breaker::Of::kCalls);
   EXPECT_EQ(Pull(Request(0, 20)).pages, 20u);
-  EXPECT_EQ(others_[0]->asks.load(), 0);
+  EXPECT_EQ(others_[0]->queries.load(), 0);
   EXPECT_EQ(others_[1]->pages_fetched.load(), 20);
   EXPECT_TRUE(homes_[0]->shortfalls().empty());
 }
@@ -124,23 +124,23 @@ TEST_F(ReferralTest, AHolderThatIsSilentEndsAtTheDeadline) {
   const PullResult result = Pull(Request(0, 20, std::chrono::milliseconds(50)));
   EXPECT_EQ(result.pages, 0u);
   EXPECT_EQ(result.miss_reason, MissReason::kDeadline);
-  others_[0]->AnswerLate();
-  // The request is over: no other node is asked for it.
+  others_[0]->RespondLate();
+  // The request is over: no other node is queried.
   steps_.Stop();
-  EXPECT_EQ(others_[1]->asks.load(), 0);
+  EXPECT_EQ(others_[1]->queries.load(), 0);
 }
 
 TEST_F(ReferralTest, ReferralsThatMakeNoSenseAreNone) {
   homes_[0]->refers_pages = 0;
   EXPECT_EQ(Pull(Request(0, 20)).pages, 0u);
-  EXPECT_EQ(others_[0]->asks.load() + others_[1]->asks.load(), 0);
+  EXPECT_EQ(others_[0]->queries.load() + others_[1]->queries.load(), 0);
 }
 
-TEST_F(ReferralTest, EveryNodeIsAskedForWhatItHasWithoutReferrals) {
+TEST_F(ReferralTest, EveryNodeIsQueriedWithoutReferrals) {
   PullRequest request = Request(0, 8);
   request.everyone = true;
   EXPECT_EQ(Pull(request).pages, 8u);
-  EXPECT_EQ(Sum(&FakePeer::asks), kPeers);
+  EXPECT_EQ(Sum(&FakePeer::queries), kPeers);
   EXPECT_EQ(counts_.referred_runs.value(), 0u);
 }
 
@@ -162,23 +162,23 @@ TEST_F(ReferralTest, AHomeFollowsItsOwnDirectory) {
   Note(others_[1]->id(), 10);
   EXPECT_EQ(PullWithDirectory(Request(0, 20)).pages, 20u);
   EXPECT_EQ(others_[0]->pages_fetched.load(), 20);
-  EXPECT_EQ(Sum(&FakePeer::asks), 1);
+  EXPECT_EQ(Sum(&FakePeer::queries), 1);
   // A holder that lacks them is forgotten.
   others_[0]->absent = true;
   Note(others_[0]->id(), 40);
   PullRequest rest = Request(0, 40);
   EXPECT_EQ(PullWithDirectory(rest).pages, 20u);
-  HolderDirectory::Query question;
-  question.requester = "reader";
-  question.keyspace = keyspace_->id;
-  question.generation = 1;
-  question.range = kGeometry.all_tiles();
+  HolderDirectory::Query query;
+  query.requester = "reader";
+  query.keyspace = keyspace_->id;
+  query.generation = 1;
+  query.range = kGeometry.all_tiles();
   const std::vector<PageKey> keys = {Key(25)};
-  question.keys = keys;
-  EXPECT_TRUE(Eventually([&] { return !holders_.Refer(question).has_value(); }));
+  query.keys = keys;
+  EXPECT_TRUE(Eventually([&] { return !holders_.Refer(query).has_value(); }));
 }
 
-TEST_F(ReferralTest, HomesHearOfPagesThatWerePulled) {
+TEST_F(ReferralTest, HomesLearnOfPagesThatWerePulled) {
   EXPECT_EQ(PullWithDirectory(Request(0, 40)).pages, 40u);
   steps_.Stop();
   MutexLock lock(&mutex_);

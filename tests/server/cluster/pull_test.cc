@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// RemoteReader over peers that answer when the test says so: who is asked, for what, and what
-// becomes of answers that are late, wrong or missing.
+// RemoteReader over peers that respond when the test says so: which nodes are queried, for which
+// pages, and how it treats responses that are late, wrong or missing.
 #include <gmock/gmock.h>
 
 #include <atomic>
@@ -24,9 +24,9 @@ TEST_F(PullTest, EveryPageComesWithOneCallANode) {
   const PullResult result = Pull(Request(0, 200));
   EXPECT_EQ(result.pages, 200u);
   EXPECT_EQ(result.miss_reason, MissReason::kNone);
-  EXPECT_EQ(Sum(&FakePeer::runs_asked), 7);  // ceil(200 / 32)
-  EXPECT_LE(Sum(&FakePeer::asks), kPeers);
-  for (const auto& fake : fakes_) EXPECT_LE(fake->asks.load(), 1);
+  EXPECT_EQ(Sum(&FakePeer::runs_requested), 7);  // ceil(200 / 32)
+  EXPECT_LE(Sum(&FakePeer::queries), kPeers);
+  for (const auto& fake : fakes_) EXPECT_LE(fake->queries.load(), 1);
   EXPECT_EQ(Sum(&FakePeer::pages_fetched), 200);
   storage::AcquireRequest check;
   check.keyspace = keyspace_->id;
@@ -44,7 +44,7 @@ TEST_F(PullTest, LeasesOfPeersAreGivenBack) {
   EXPECT_EQ(Sum(&FakePeer::released), leases);
 }
 
-TEST_F(PullTest, PagesThatAreHereAlreadyAreNotAskedFor) {
+TEST_F(PullTest, PagesThatAreHereAlreadyAreNotRequested) {
   for (int i = 32; i < 64; ++i) Store(Key(i));
   EXPECT_EQ(Pull(Request(0, 70)).pages, 70u);
   EXPECT_EQ(Sum(&FakePeer::pages_fetched), 38);
@@ -63,7 +63,7 @@ TEST_F(PullTest, ARunInTheMiddleIsNamedByItsFirstPage) {
   request.run = PageKey();
   EXPECT_TRUE(RunsOf(request).empty());
   EXPECT_EQ(Pull(std::move(request)).pages, 0u);
-  EXPECT_EQ(Sum(&FakePeer::asks), 0);
+  EXPECT_EQ(Sum(&FakePeer::queries), 0);
 }
 
 TEST_F(PullTest, SilenceIsAMissAtTheDeadline) {
@@ -74,7 +74,7 @@ TEST_F(PullTest, SilenceIsAMissAtTheDeadline) {
   EXPECT_EQ(result.miss_reason, MissReason::kDeadline);
   EXPECT_GE(Clock::Real().Now() - began, std::chrono::milliseconds(50));
   EXPECT_EQ(counts_.pulls_late.value(), 1u);
-  for (const auto& fake : fakes_) fake->AnswerLate();
+  for (const auto& fake : fakes_) fake->RespondLate();
 }
 
 TEST_F(PullTest, AnOpenBreakerIsSkipped) {
@@ -84,12 +84,12 @@ TEST_F(PullTest, AnOpenBreakerIsSkipped) {
   }
   const PullResult result = Pull(Request(0, 64));
   EXPECT_EQ(result.pages, 0u);
-  EXPECT_EQ(Sum(&FakePeer::asks), 0);
+  EXPECT_EQ(Sum(&FakePeer::queries), 0);
   EXPECT_GT(counts_.breaker_skips.value(), 0u);
 }
 
-// Two pulls, one after the other: a node's breaker opens at two failures, whatever it answers
-// between them.
+// Two pulls, one after the other: a node's breaker opens at two failures, whatever its responses
+// say between them.
 TEST_F(PullTest, OnlyANodeNoneOfWhosePagesComesInTimeFails) {
   int begin = 0;
   for (const size_t in_time : {1, 0}) {
@@ -103,7 +103,7 @@ TEST_F(PullTest, OnlyANodeNoneOfWhosePagesComesInTimeFails) {
       for (const auto& fake : fakes_) {
         ASSERT_TRUE(Eventually([&] { return fake->fetches_held() == 1; }));
       }
-      for (const auto& fake : fakes_) fake->AnswerHeldFetches();
+      for (const auto& fake : fakes_) fake->CompleteHeldFetches();
       EXPECT_LT(pulled.get_future().get().pages, 640u);
       // A pull may end before the nodes behind its prefix's end have been judged.
       EXPECT_TRUE(Eventually([&] {
@@ -118,7 +118,7 @@ TEST_F(PullTest, OnlyANodeNoneOfWhosePagesComesInTimeFails) {
   }
 }
 
-TEST_F(PullTest, AnswersThatDoNotFitAreNone) {
+TEST_F(PullTest, ResponsesThatDoNotFitAreNone) {
   for (const auto& fake : fakes_) fake->nonsense = true;
   EXPECT_EQ(Pull(Request(0, 40)).pages, 0u);
   EXPECT_EQ(Sum(&FakePeer::fetches), 0);
@@ -132,7 +132,7 @@ TEST_F(PullTest, ATileSizeThatIsNotTheKeyspacesIsNeverFetched) {
   EXPECT_EQ(Sum(&FakePeer::pages_fetched), 0);
 }
 
-TEST_F(PullTest, WhatIsNotWhatWasAskedForIsNotStored) {
+TEST_F(PullTest, PagesThatWereNotRequestedAreNotStored) {
   for (const auto& fake : fakes_) fake->wrong_key = true;
   const PullResult result = Pull(Request(0, 3));
   EXPECT_EQ(result.pages, 0u);
@@ -141,22 +141,22 @@ TEST_F(PullTest, WhatIsNotWhatWasAskedForIsNotStored) {
   EXPECT_EQ(counts_.pull_corrupt_pages.value(), 3u);
 }
 
-TEST_F(PullTest, TheSamePagesAreFetchedOnceHoweverManyAsk) {
+TEST_F(PullTest, TheSamePagesAreFetchedOnceHoweverManyReadersRequestThem) {
   for (const auto& fake : fakes_) fake->hold_fetches = true;
   constexpr int kRequests = 4;
-  std::atomic<int> answered{0};
+  std::atomic<int> completed{0};
   std::vector<std::promise<PullResult>> results(kRequests);
   for (int i = 0; i < kRequests; ++i) {
     // Later ones want more.
-    reader_.Pull(Request(0, 32 + i), [&results, &answered, i](PullResult result) {
-      ++answered;
+    reader_.Pull(Request(0, 32 + i), [&results, &completed, i](PullResult result) {
+      ++completed;
       results[static_cast<size_t>(i)].set_value(result);
     });
   }
-  EXPECT_EQ(answered.load(), 0);
+  EXPECT_EQ(completed.load(), 0);
   for (const auto& fake : fakes_) fake->hold_fetches = false;
-  while (answered.load() < kRequests) {
-    for (const auto& fake : fakes_) fake->AnswerHeldFetches();
+  while (completed.load() < kRequests) {
+    for (const auto& fake : fakes_) fake->CompleteHeldFetches();
     std::this_thread::yield();
   }
   for (int i = 0; i < kRequests; ++i) {
@@ -178,7 +178,7 @@ TEST_F(PullTest, OverTheBoundIsAMissAtOnce) {
   EXPECT_EQ(result.miss_reason, MissReason::kBusy);
   EXPECT_EQ(counts_.pulls_refused.value(), 1u);
   while (open.load() > 0) {
-    for (const auto& fake : fakes_) fake->AnswerHeldFetches();
+    for (const auto& fake : fakes_) fake->CompleteHeldFetches();
     std::this_thread::yield();
   }
 }
@@ -199,17 +199,17 @@ TEST_F(PullTest, AHomeSaysWhichOfferedPagesItDidNotTakeAndWhy) {
     request.add_tile_bytes(i == 3 ? 64 : kGeometry.int2_tile_bytes());  // no page has such tiles
   }
   v1::PeerPushResponse response;
-  std::promise<absl::Status> answered;
+  std::promise<absl::Status> completed;
   PeerPush(context, request, Clock::Real().Now() + std::chrono::seconds(30), &response,
-           [&](const absl::Status& status) { answered.set_value(status); });
-  EXPECT_TRUE(answered.get_future().get().ok());
+           [&](const absl::Status& status) { completed.set_value(status); });
+  EXPECT_TRUE(completed.get_future().get().ok());
   EXPECT_EQ(response.stored(), 1u);
   EXPECT_EQ(response.deduplicated(), 1u);
   EXPECT_EQ(response.failed(), 2u);
   EXPECT_THAT(response.failed_pages(), testing::ElementsAre(2u, 3u));
   EXPECT_THAT(response.failed_reasons(),
               testing::ElementsAre(v1::MISS_REASON_CORRUPT, v1::MISS_REASON_CORRUPT));
-  // A caller that is not known yet is told to come again.
+  // A caller that is not known yet gets an error and tries again later.
   request.mutable_caller()->set_node("a stranger");
   std::promise<absl::Status> refused;
   PeerPush(context, request, Clock::Real().Now() + std::chrono::seconds(30), &response,
@@ -221,8 +221,8 @@ TEST_F(PullTest, AHomeSaysWhichOfferedPagesItDidNotTakeAndWhy) {
 TEST_F(PullTest, PeersThatNameNoPageAreRefused) {
   const PeerCallContext context = PeerCalls();
   const TimePoint deadline = Clock::Real().Now() + std::chrono::seconds(30);
-  std::vector<absl::Status> answers;
-  const PeerDone done = [&](const absl::Status& status) { answers.push_back(status); };
+  std::vector<absl::Status> replies;
+  const PeerDone done = [&](const absl::Status& status) { replies.push_back(status); };
   const std::string keyspace(keyspace_->id.view());
   v1::PeerCaller caller;
   caller.set_node("peer-0");
@@ -238,11 +238,11 @@ TEST_F(PullTest, PeersThatNameNoPageAreRefused) {
   *acquire.mutable_range() = range;
   v1::PeerAcquireResponse acquired;
   PeerAcquire(context, acquire, deadline, &acquired, done);
-  EXPECT_TRUE(answers.back().ok());  // asks for a session
+  EXPECT_TRUE(replies.back().ok());  // the offer that makes the node request a session
   acquire.add_runs(Keys(0, 1));
   acquire.add_runs("");
   PeerAcquire(context, acquire, deadline, &acquired, done);
-  EXPECT_TRUE(absl::IsInvalidArgument(answers.back()));
+  EXPECT_TRUE(absl::IsInvalidArgument(replies.back()));
 
   v1::PeerPushRequest push;
   *push.mutable_caller() = caller;
@@ -251,8 +251,8 @@ TEST_F(PullTest, PeersThatNameNoPageAreRefused) {
   push.set_session(std::string(16, 's'));
   v1::PeerPushResponse pushed;
   PeerPush(context, push, deadline, &pushed, done);
-  EXPECT_TRUE(absl::IsInvalidArgument(answers.back()));
-  EXPECT_EQ(answers.size(), 3u);
+  EXPECT_TRUE(absl::IsInvalidArgument(replies.back()));
+  EXPECT_EQ(replies.size(), 3u);
 
   v1::PeerReadRequest read;
   read.set_session(std::string(16, 's'));
@@ -263,7 +263,7 @@ TEST_F(PullTest, PeersThatNameNoPageAreRefused) {
   EXPECT_TRUE(SourceRequestOf(context, read, deadline).ok());
 }
 
-TEST_F(PullTest, FindTellsWhoHasWhatWithOneCallANodeAndMovesNothing) {
+TEST_F(PullTest, FindReportsWhoHasWhatWithOneCallANodeAndMovesNothing) {
   for (int i = 40; i < 50; ++i) Store(Key(i));
   const FoundPages found = Find(Request(0, 200));
   ASSERT_EQ(found.tiers.size(), 200u);
@@ -280,7 +280,7 @@ TEST_F(PullTest, FindTellsWhoHasWhatWithOneCallANodeAndMovesNothing) {
     EXPECT_EQ(found.nodes.at(found.page_nodes[remote++]), peers_.HomesToQuery(run).at(0)->id());
   }
   for (const auto& fake : fakes_) {
-    EXPECT_LE(fake->asks.load(), 1);
+    EXPECT_LE(fake->queries.load(), 1);
     EXPECT_EQ(fake->leases.load(), 0u);
   }
   EXPECT_EQ(Sum(&FakePeer::fetches), 0);
@@ -303,29 +303,29 @@ TEST_F(PullTest, FindEndsAtItsDeadline) {
   EXPECT_EQ(found.tiers.size(), 0u);
   EXPECT_EQ(found.miss_reason, MissReason::kDeadline);
   EXPECT_EQ(counts_.pulls_late.value(), 1u);
-  // Later answers are ignored.
-  for (const auto& fake : fakes_) fake->AnswerLate();
+  // Later responses are ignored.
+  for (const auto& fake : fakes_) fake->RespondLate();
 }
 
-TEST_F(PullTest, FindTakesAnswersThatDoNotFitForNone) {
+TEST_F(PullTest, FindTakesResponsesThatDoNotFitForNone) {
   for (const auto& fake : fakes_) fake->nonsense = true;
   EXPECT_EQ(Find(Request(0, 40)).tiers.size(), 0u);
   EXPECT_GT(counts_.pull_acquire_failures.value(), 0u);
 }
 
-TEST_F(PullTest, ARunThatIsNotKnownIsFoundByAskingEveryone) {
+TEST_F(PullTest, ARunThatIsNotKnownIsFoundByQueryingEveryNode) {
   PullRequest request = Request(40, 8);
   request.run = PageKey();
   EXPECT_EQ(Find(request).tiers.size(), 0u);
   request.everyone = true;
   EXPECT_EQ(Find(request).tiers.size(), 8u);
-  EXPECT_EQ(Sum(&FakePeer::asks), kPeers);
+  EXPECT_EQ(Sum(&FakePeer::queries), kPeers);
   EXPECT_EQ(Pull(request).pages, 8u);
-  EXPECT_EQ(Sum(&FakePeer::asks), 2 * kPeers);
+  EXPECT_EQ(Sum(&FakePeer::queries), 2 * kPeers);
   EXPECT_EQ(Sum(&FakePeer::pages_fetched), 8);
 }
 
-TEST_F(PullTest, WhatNobodyWaitsForLeavesRoomToOthers) {
+TEST_F(PullTest, FetchesThatNoRequestWaitsForLeaveRoomToOthers) {
   for (const auto& fake : fakes_) fake->hold_fetches = true;
   std::atomic<int> open{0};
   std::vector<MissReason> refused;
@@ -345,7 +345,7 @@ TEST_F(PullTest, WhatNobodyWaitsForLeavesRoomToOthers) {
     --open;
   });
   while (open.load() > 0) {
-    for (const auto& fake : fakes_) fake->AnswerHeldFetches();
+    for (const auto& fake : fakes_) fake->CompleteHeldFetches();
     std::this_thread::yield();
   }
 }

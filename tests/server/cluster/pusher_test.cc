@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Pusher over homes that answer what the test says: no page ends uncounted, and every count has its
+// Pusher over homes with scripted responses: no page ends uncounted, and every count has its
 // reason.
 #include "server/cluster/pusher.h"
 
@@ -17,8 +17,8 @@ namespace crumb::server {
 namespace {
 
 using std::chrono::milliseconds;
-using Answer = absl::StatusOr<v1::PeerPushResponse>;
-using Behaviour = std::function<Answer(const v1::PeerPushRequest&)>;
+using PushResult = absl::StatusOr<v1::PeerPushResponse>;
+using Behaviour = std::function<PushResult(const v1::PeerPushRequest&)>;
 
 v1::NodeRecord RecordOf(const std::string& id) {
   v1::NodeRecord record;
@@ -30,14 +30,14 @@ size_t KeysIn(const v1::PeerPushRequest& request) {
   return request.keys().size() / sizeof(PageKey);
 }
 
-Answer StoredAll(const v1::PeerPushRequest& request) {
+PushResult StoredAll(const v1::PeerPushRequest& request) {
   v1::PeerPushResponse response;
   response.set_stored(static_cast<uint32_t>(KeysIn(request)));
   return response;
 }
 
 // All pages fail for one reason.
-Answer FailedAll(const v1::PeerPushRequest& request, v1::MissReason reason) {
+PushResult FailedAll(const v1::PeerPushRequest& request, v1::MissReason reason) {
   v1::PeerPushResponse response;
   response.set_failed(static_cast<uint32_t>(KeysIn(request)));
   for (uint32_t i = 0; i < KeysIn(request); ++i) {
@@ -54,32 +54,32 @@ class Home : public Peer {
       : Peer(RecordOf(id), breaker, Clock::Real()) {}
 
   void Acquire(v1::PeerAcquireRequest, TimePoint,
-               Peer::Callback<v1::PeerAcquireResponse> answer) override {
-    answer(absl::UnimplementedError("not in this test"));
+               Peer::Callback<v1::PeerAcquireResponse> reply) override {
+    reply(absl::UnimplementedError("not in this test"));
   }
   void Release(uint64_t) override {}
   void Push(v1::PeerPushRequest request, TimePoint,
-            Peer::Callback<v1::PeerPushResponse> answer) override {
+            Peer::Callback<v1::PeerPushResponse> reply) override {
     Behaviour behaviour;
     {
       MutexLock lock(&mutex_);
       ++calls_;
       behaviour = behaviour_;
       if (holding_) {
-        held_.emplace_back(std::move(request), std::move(answer));
+        held_.emplace_back(std::move(request), std::move(reply));
         return;
       }
     }
-    const server::Answer said = behaviour(request);
+    const server::PushResult said = behaviour(request);
     if (said.ok() && said->failed() == 0) Take(request);
-    answer(said);
+    reply(said);
   }
   void Keyspaces(v1::PeerKeyspacesRequest, TimePoint,
-                 Peer::Callback<v1::PeerKeyspacesResponse> answer) override {
-    answer(absl::UnimplementedError("not in this test"));
+                 Peer::Callback<v1::PeerKeyspacesResponse> reply) override {
+    reply(absl::UnimplementedError("not in this test"));
   }
-  void Drain(TimePoint, Peer::Callback<v1::PeerDrainResponse> answer) override {
-    answer(absl::UnimplementedError("not in this test"));
+  void Drain(TimePoint, Peer::Callback<v1::PeerDrainResponse> reply) override {
+    reply(absl::UnimplementedError("not in this test"));
   }
   void Fetch(transport::FetchRequest, transport::FetchDone) override {}
   const char* transport() const override { return "fake"; }
@@ -92,7 +92,7 @@ class Home : public Peer {
     MutexLock lock(&mutex_);
     holding_ = true;
   }
-  void AnswerHeld() {
+  void RespondToHeld() {
     std::vector<Offer> ready;
     {
       MutexLock lock(&mutex_);
@@ -143,7 +143,7 @@ class PusherTest : public CallFixture {
     return *pusher_;
   }
 
-  // Makes `ids` the view, this node's own "self" with it, and tells of it.
+  // Makes `ids` the view, this node's own "self" with it, and reports it.
   void View(const std::vector<std::string>& ids) {
     PeerTable::Peers peers;
     std::vector<PlacementNode> nodes;
@@ -202,7 +202,7 @@ TEST_F(PusherTest, EveryPageEndsInOneCountWhateverHomesDo) {
   Mutex mutex;
   std::mt19937 random(seed);
   for (auto& [id, home] : homes_) {
-    home->Behave([&](const v1::PeerPushRequest& request) -> server::Answer {
+    home->Behave([&](const v1::PeerPushRequest& request) -> server::PushResult {
       MutexLock lock(&mutex);
       const auto keys = static_cast<uint32_t>(KeysIn(request));
       v1::PeerPushResponse response;
@@ -272,7 +272,7 @@ TEST_F(PusherTest, PagesOfRangesThatTakeTurnsGoInBatchesOfTheirRange) {
     }
   }
   ASSERT_TRUE(Eventually([&] { return homes_["a"]->held() == 2; }));  // pushes_max
-  homes_["a"]->AnswerHeld();
+  homes_["a"]->RespondToHeld();
   EXPECT_TRUE(Eventually([&] { return pusher.pending() == 0; }));
   EXPECT_EQ(Ended(), uint64_t{kPages} * kRanges);
   MutexLock lock(&mutex);
@@ -321,7 +321,7 @@ TEST_F(PusherTest, WhatWaitsForANodeThatLeavesGoesToTheNextHome) {
   ASSERT_TRUE(Eventually([&] { return homes_["a"]->held() == 2; }));  // pushes_max
   View({"b"});
   homes_["a"]->Behave([](const auto&) { return absl::UnavailableError("gone"); });
-  homes_["a"]->AnswerHeld();
+  homes_["a"]->RespondToHeld();
   EXPECT_TRUE(Eventually([&] { return homes_["b"]->taken().size() == 500; }));
   EXPECT_TRUE(Eventually([&] { return pusher.pending() == 0; }));
   EXPECT_EQ(Ended(), 500u);
@@ -333,7 +333,7 @@ TEST_F(PusherTest, AHomeThatIsSilentForAWhileLosesNothing) {
   options_.attempts = 30;
   View({"a"});
   std::atomic<int> silent{3};
-  homes_["a"]->Behave([&](const v1::PeerPushRequest& request) -> server::Answer {
+  homes_["a"]->Behave([&](const v1::PeerPushRequest& request) -> server::PushResult {
     if (silent.fetch_sub(1) > 0) return absl::DeadlineExceededError("slow");
     return StoredAll(request);
   });
@@ -347,7 +347,7 @@ TEST_F(PusherTest, AHomeThatIsSilentForAWhileLosesNothing) {
 TEST_F(PusherTest, AHomeThatKnowsTheCallerOnlyInAMomentLosesNothing) {
   View({"a"});
   std::atomic<int> strangers{2};
-  homes_["a"]->Behave([&](const v1::PeerPushRequest& request) -> server::Answer {
+  homes_["a"]->Behave([&](const v1::PeerPushRequest& request) -> server::PushResult {
     if (strangers.fetch_sub(1) > 0) return absl::AbortedError("who are you");
     return StoredAll(request);
   });
@@ -358,7 +358,7 @@ TEST_F(PusherTest, AHomeThatKnowsTheCallerOnlyInAMomentLosesNothing) {
   EXPECT_EQ(homes_["a"]->breaker().opened(), 0u);
 }
 
-TEST_F(PusherTest, ReasonsAreTold) {
+TEST_F(PusherTest, ReasonsAreReported) {
   options_.attempts = 2;
   const std::vector<std::pair<v1::MissReason, PushDrop>> reasons = {
       {v1::MISS_REASON_BUSY, PushDrop::kBusy},
@@ -369,8 +369,9 @@ TEST_F(PusherTest, ReasonsAreTold) {
   View({"a"});
   Pusher& pusher = Make();
   int page = 0;
-  for (const auto& [told, counted] : reasons) {
-    homes_["a"]->Behave([told = told](const auto& request) { return FailedAll(request, told); });
+  for (const auto& [reported, counted] : reasons) {
+    homes_["a"]->Behave(
+        [reported = reported](const auto& request) { return FailedAll(request, reported); });
     pusher.Offer(Header(page++));
     EXPECT_TRUE(Eventually([&, counted = counted] { return Dropped(counted) == 1; }));
   }
@@ -419,7 +420,7 @@ TEST_F(PusherTest, TheQueueIsBoundedAndStoppingCountsWhatIsLeft) {
     pusher.Offer(Header(1000));
     return Dropped(PushDrop::kStopped) > 0;
   }));
-  homes_["a"]->AnswerHeld();
+  homes_["a"]->RespondToHeld();
   stopping.join();
   EXPECT_GT(counts_.push_stored_pages.value(), 0u);
   EXPECT_GT(Dropped(PushDrop::kStopped), 1u);
@@ -427,7 +428,7 @@ TEST_F(PusherTest, TheQueueIsBoundedAndStoppingCountsWhatIsLeft) {
   EXPECT_EQ(pusher.pending(), 0u);
 }
 
-TEST_F(PusherTest, HomesHearOfCopiesInOffersOfTheirOwn) {
+TEST_F(PusherTest, HomesLearnOfCopiesInOffersOfTheirOwn) {
   View({"a"});
   homes_["a"]->Hold();
   Mutex mutex;
@@ -454,7 +455,7 @@ TEST_F(PusherTest, HomesHearOfCopiesInOffersOfTheirOwn) {
     EXPECT_TRUE(pusher.OfferAgain("a", header, Key(3000)));
   }
   ASSERT_TRUE(Eventually([&] { return homes_["a"]->held() == 2; }));
-  homes_["a"]->AnswerHeld();
+  homes_["a"]->RespondToHeld();
   EXPECT_TRUE(Eventually([&] { return pusher.pending() == 0; }));
   EXPECT_EQ(counts_.push_noted_pages.value(), 80u);
   EXPECT_EQ(counts_.push_stored_pages.value(), 40u);
@@ -477,12 +478,12 @@ TEST_F(PusherTest, CopiesLeaveHalfOfTheQueueToCommits) {
   EXPECT_GE(dropped, 100u);
   EXPECT_FALSE(pusher.OfferAgain("a", Header(0), Key(0)));
   for (int i = 0; i < 50; ++i) EXPECT_TRUE(pusher.Offer(Header(500 + i)));
-  homes_["a"]->AnswerHeld();
+  homes_["a"]->RespondToHeld();
   EXPECT_TRUE(Eventually([&] { return pusher.pending() == 0; }));
 }
 
 // Each would be a call inside the one before.
-TEST_F(PusherTest, ThousandsOfSmallBatchesForAHomeThatIsNotAsked) {
+TEST_F(PusherTest, ThousandsOfSmallBatchesForAHomeThatIsNotCalled) {
   breaker_ = {.failures = 1, .open_for = std::chrono::hours(1)};
   options_.attempts = 1;
   View({"a"});

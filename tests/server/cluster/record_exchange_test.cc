@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Drops reach the other nodes however much there is to tell, and a node that could not hear of them
+// Drops reach the other nodes however many there are, and a node that could not learn of them
 // says so and serves nothing.
 #include <atomic>
 
@@ -68,7 +68,7 @@ void ExpectDropArrives(const TestNodes::Settings& settings,
   Drop(*first);
   EXPECT_TRUE(Eventually([&] { return nodes.Connect(1)->keyspace().generation() == 2; }));
   EXPECT_EQ(sequence.Read(*second), 0);
-  // A node that comes back hears all of it as well, before it serves.
+  // A node that comes back receives all of it as well, before it serves.
   nodes.Stop(1);
   nodes.Start(1);
   const auto again = nodes.Connect(1);
@@ -138,7 +138,7 @@ TEST(RecordExchangeTest, ADropArrivesWhileEtcdIsAway) {
   EXPECT_TRUE(Eventually([&] { return sequence.Read(*second) == 0; }));
 }
 
-// A node that answers hellos, and what the test says to an exchange of records.
+// A node that responds to hellos, and to an exchange of records as the test says.
 class ScriptedPeer final : public v1::PeerService::Service {
  public:
   ScriptedPeer() {
@@ -207,7 +207,7 @@ TestNodes::Settings WithPeer(const std::string& peer, bool serve_unsynced = fals
   return settings;
 }
 
-TEST(RecordExchangeTest, ANodeThatCouldNotHearOfDropsSaysSoAndServesNothing) {
+TEST(RecordExchangeTest, ANodeThatCouldNotLearnOfDropsSaysSoAndServesNothing) {
   for (const bool knows_pages : {true, false}) {
     ScriptedPeer peer;
     peer.knows_pages = knows_pages;
@@ -218,7 +218,7 @@ TEST(RecordExchangeTest, ANodeThatCouldNotHearOfDropsSaysSoAndServesNothing) {
     ASSERT_EQ(sequence.Commit(*client), 4);
     EXPECT_EQ(sequence.Read(*client), 4);
     EXPECT_EQ(nodes.ListNodes(0).trouble(), "");
-    // The peer has something to tell that does not arrive.
+    // The peer has records that does not arrive.
     peer.failing = true;
     ++peer.version;
     v1::MissReason reason = v1::MISS_REASON_UNSPECIFIED;
@@ -252,8 +252,8 @@ TEST(RecordExchangeTest, ADeadNodeMakesNothingWithheld) {
   EXPECT_EQ(sequence.Read(*client), 4);
 }
 
-// One node that neither another node nor etcd answers. Its first run serves what it stores; the
-// next one withholds the keyspace that it recovers, and serves one that it opens.
+// One node that gets no response from another node or etcd. Its first run serves the pages that it
+// stores; the next one withholds the keyspace that it recovers, and serves one that it opens.
 void ExpectOnlyRecoveredIsWithheld(const TestNodes::Settings& settings, bool serve_unsynced) {
   TestNodes nodes(settings);
   const TestSequence stored(1, 4);
@@ -280,7 +280,7 @@ void ExpectOnlyRecoveredIsWithheld(const TestNodes::Settings& settings, bool ser
     return nodes.ListNodes(0).trouble().find("cluster.serve_unsynced") != std::string::npos;
   }));
   EXPECT_EQ(stored.Read(*client, nullptr, nullptr, 100), 0);
-  // A page of the recovered keyspace cannot be told from an older one of the same key.
+  // A page of the recovered keyspace cannot be distinguished from an older one of the same key.
   const TestSequence since(2, 4);
   ASSERT_EQ(since.Commit(*client), 4);
   EXPECT_EQ(since.Read(*client, nullptr, nullptr, 100), 0);
@@ -292,17 +292,17 @@ void ExpectOnlyRecoveredIsWithheld(const TestNodes::Settings& settings, bool ser
   EXPECT_EQ(SeriesOf(admin, "crumb_withheld_keyspaces"), 1);
 }
 
-TEST(RecordExchangeTest, ANodeThatHeardOfNoOtherWithholdsWhatItRecovered) {
+TEST(RecordExchangeTest, ANodeThatLearnedOfNoOtherWithholdsWhatItRecovered) {
   const std::string silent = "127.0.0.1:" + std::to_string(FreePort());
   ExpectOnlyRecoveredIsWithheld(WithPeer(silent), false);
 }
 
-TEST(RecordExchangeTest, ANodeThatHeardOfNoOtherServesAllIfItIsConfiguredTo) {
+TEST(RecordExchangeTest, ANodeThatLearnedOfNoOtherServesAllIfItIsConfiguredTo) {
   const std::string silent = "127.0.0.1:" + std::to_string(FreePort());
   ExpectOnlyRecoveredIsWithheld(WithPeer(silent, true), true);
 }
 
-TEST(RecordExchangeTest, ANodeThatEtcdDoesNotAnswerWithholdsWhatItRecovered) {
+TEST(RecordExchangeTest, ANodeThatEtcdDoesNotRespondToWithholdsWhatItRecovered) {
   TestNodes::Settings settings;
   settings.count = 1;
   settings.ucx = false;

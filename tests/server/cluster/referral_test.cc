@@ -33,7 +33,7 @@ std::vector<TestSequence> Sequences(int first, int count) {
   return sequences;
 }
 
-// Commits at a node and waits until every home has heard of it.
+// Commits at a node and waits until every home has learned of it.
 void Commit(TestNodes& nodes, int node, const std::vector<TestSequence>& sequences) {
   auto writer = nodes.Connect(node);
   for (const TestSequence& sequence : sequences) EXPECT_EQ(sequence.Commit(*writer), kPages);
@@ -97,12 +97,12 @@ TEST(ReferralNodesTest, AReaderKeepsPagesAliveWhenTheirWriterDies) {
   EXPECT_EQ(Hits(*reader, sequences), 8 * kPages);
   nodes.Stop(0);  // the writer, and home of a third
   ASSERT_TRUE(nodes.WaitForView(2));
-  // Runs of which it was the home have another one, which the reader tells.
+  // Runs of which it was the home have another one, which the reader names.
   auto other = nodes.Connect(2);
   EXPECT_TRUE(Eventually([&] { return Hits(*other, sequences) == 8 * kPages; }));
 }
 
-TEST(ReferralNodesTest, AHomeThatRestartsHearsOfPagesAgain) {
+TEST(ReferralNodesTest, AHomeThatRestartsLearnsOfPagesAgain) {
   TestNodes nodes(Reused());
   ASSERT_TRUE(nodes.WaitForView(3));
   const std::vector<TestSequence> sequences = Sequences(40, 8);

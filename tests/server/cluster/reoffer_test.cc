@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Reoffer: homes that are new, or whose process is, hear of every page here once, and others of
+// Reoffer: homes that are new, or whose process is, receive every page here once, and others of
 // none.
 #include "server/cluster/reoffer.h"
 
@@ -27,12 +27,11 @@ class NotingHome final : public Peer {
     return record;
   }
   void Acquire(v1::PeerAcquireRequest, TimePoint,
-               Callback<v1::PeerAcquireResponse> answer) override {
-    answer(absl::UnimplementedError("not in this test"));
+               Callback<v1::PeerAcquireResponse> reply) override {
+    reply(absl::UnimplementedError("not in this test"));
   }
   void Release(uint64_t) override {}
-  void Push(v1::PeerPushRequest request, TimePoint,
-            Callback<v1::PeerPushResponse> answer) override {
+  void Push(v1::PeerPushRequest request, TimePoint, Callback<v1::PeerPushResponse> reply) override {
     v1::PeerPushResponse response;
     {
       MutexLock lock(&mutex_);
@@ -40,29 +39,29 @@ class NotingHome final : public Peer {
       for (size_t i = 0; i < keys; ++i) {
         const auto key =
             PageKey::FromBytes(request.keys().substr(i * sizeof(PageKey), sizeof(PageKey)));
-        heard_.insert(key.value());
+        received_.insert(key.value());
       }
       whole_ &= request.range().layer_end() == 2 && request.range().head_end() == 2;
       note_only_ &= request.note_only();
       response.set_noted(static_cast<uint32_t>(keys));
     }
-    answer(std::move(response));
+    reply(std::move(response));
   }
   void Keyspaces(v1::PeerKeyspacesRequest, TimePoint,
-                 Callback<v1::PeerKeyspacesResponse> answer) override {
-    answer(absl::UnimplementedError("not in this test"));
+                 Callback<v1::PeerKeyspacesResponse> reply) override {
+    reply(absl::UnimplementedError("not in this test"));
   }
-  void Drain(TimePoint, Callback<v1::PeerDrainResponse> answer) override {
-    answer(absl::UnimplementedError("not in this test"));
+  void Drain(TimePoint, Callback<v1::PeerDrainResponse> reply) override {
+    reply(absl::UnimplementedError("not in this test"));
   }
   void Fetch(transport::FetchRequest, transport::FetchDone) override {}
   const char* transport() const override { return "fake"; }
 
-  std::multiset<PageKey> heard() {
+  std::multiset<PageKey> received() {
     MutexLock lock(&mutex_);
-    return heard_;
+    return received_;
   }
-  // Whether every offer was of whole pages and asked for no copy.
+  // Returns true if every offer was of whole pages and requested no copy.
   bool proper() {
     MutexLock lock(&mutex_);
     return whole_ && note_only_;
@@ -70,7 +69,7 @@ class NotingHome final : public Peer {
 
  private:
   Mutex mutex_;
-  std::multiset<PageKey> heard_ ABSL_GUARDED_BY(mutex_);
+  std::multiset<PageKey> received_ ABSL_GUARDED_BY(mutex_);
   bool whole_ ABSL_GUARDED_BY(mutex_) = true;
   bool note_only_ ABSL_GUARDED_BY(mutex_) = true;
 };
@@ -121,44 +120,44 @@ class ReofferTest : public CallFixture {
   Reoffer reoffer_{{store_, *keyspaces_, peers_, runs_, pusher_, 1, 1'000'000}};
 };
 
-TEST_F(ReofferTest, NewHomesHearOfTheirPagesAndOthersOfNone) {
+TEST_F(ReofferTest, NewHomesReceiveTheirPagesAndOthersNone) {
   const auto a = std::make_shared<NotingHome>("a", "1");
   Nodes({a});
   ASSERT_TRUE(Walked(1));
-  EXPECT_EQ(a->heard(), PagesOf("a"));
-  EXPECT_FALSE(a->heard().empty());
-  const std::multiset<PageKey> told = a->heard();
+  EXPECT_EQ(a->received(), PagesOf("a"));
+  EXPECT_FALSE(a->received().empty());
+  const std::multiset<PageKey> first = a->received();
   // A new node receives only its own pages.
   const auto b = std::make_shared<NotingHome>("b", "1");
   Nodes({a, b});
   ASSERT_TRUE(Walked(2));
-  EXPECT_EQ(b->heard(), PagesOf("b"));
-  EXPECT_EQ(a->heard(), told);
+  EXPECT_EQ(b->received(), PagesOf("b"));
+  EXPECT_EQ(a->received(), first);
   // A node that leaves: its pages have another home.
   Nodes({a});
   ASSERT_TRUE(Walked(3));
-  std::multiset<PageKey> again = told;
-  for (const PageKey& page : b->heard()) {
+  std::multiset<PageKey> again = first;
+  for (const PageKey& page : b->received()) {
     if (PagesOf("a").contains(page)) again.insert(page);
   }
-  EXPECT_EQ(a->heard(), again);
+  EXPECT_EQ(a->received(), again);
   EXPECT_TRUE(a->proper());
 }
 
-TEST_F(ReofferTest, AProcessThatHasForgottenHearsOfAllAgain) {
+TEST_F(ReofferTest, AProcessThatHasForgottenReceivesAllAgain) {
   const auto before = std::make_shared<NotingHome>("a", "1");
   Nodes({before});
   ASSERT_TRUE(Walked(1));
   const auto after = std::make_shared<NotingHome>("a", "2");
   Nodes({after});
   ASSERT_TRUE(Walked(2));
-  EXPECT_EQ(after->heard(), PagesOf("a"));
-  EXPECT_EQ(after->heard(), before->heard());
+  EXPECT_EQ(after->received(), PagesOf("a"));
+  EXPECT_EQ(after->received(), before->received());
   // Nothing has changed: no walk, and no offer.
   reoffer_.NodesChanged();
   Nodes({after, std::make_shared<NotingHome>("b", "1")});
   ASSERT_TRUE(Walked(3));
-  EXPECT_EQ(after->heard(), before->heard());
+  EXPECT_EQ(after->received(), before->received());
 }
 
 }  // namespace

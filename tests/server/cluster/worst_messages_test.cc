@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // Messages of the largest size that gRPC takes, over real gRPC, to every method of every service,
-// with Lookups of another caller beside them. What such a message makes gRPC and crumbd do must not
-// hold a Lookup up: the time that server/worst_requests_test.cc, below gRPC, does not see.
+// with Lookups of another caller beside them. The work of gRPC and crumbd on such a message must
+// not hold a Lookup up: the time that server/worst_requests_test.cc, below gRPC, does not see.
 #include <algorithm>
 #include <atomic>
 #include <thread>

@@ -64,7 +64,7 @@ class DaemonTest : public testing::Test {
   std::string Http(const std::string& path, int* status = nullptr) const {
     httplib::Client client("http://" + places_.admin);
     const auto result = client.Get(path);
-    if (!result) return "no answer";
+    if (!result) return "no response";
     if (status != nullptr) *status = result->status;
     return result->body;
   }
@@ -241,7 +241,7 @@ TEST_F(DaemonTest, AHundredThousandKeysAreAnErrorNamingTheBound) {
   EXPECT_TRUE(client->stub().Lookup(client->Context().get(), request, &response).ok());
 }
 
-TEST_F(DaemonTest, EveryOtherCallAnswers) {
+TEST_F(DaemonTest, EveryOtherCallResponds) {
   const auto client = Connect();
   v1::CommitResponse committed;
   ASSERT_TRUE(client->Commit(client->Fragment(TestClient::Key(1), 3), &committed).ok());
@@ -359,7 +359,7 @@ TEST_F(DaemonTest, AClientCannotSetCountersToAnything) {
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
-TEST_F(DaemonTest, TheSessionStreamTellsDurabilityAndStatesAndCounts) {
+TEST_F(DaemonTest, TheSessionStreamReportsDurabilityAndStatesAndCounts) {
   const auto client = Connect();
   const auto context = client->Context();
   const auto stream = client->stub().Session(context.get());
@@ -379,15 +379,15 @@ TEST_F(DaemonTest, TheSessionStreamTellsDurabilityAndStatesAndCounts) {
   state.set_state(v1::KEYSPACE_STATE_ACTIVE);
   state.set_reason("first");
   v1::SetKeyspaceStateResponse done;
-  // The stream is open once a state is told on it.
-  v1::SessionResponse told;
+  // The stream is open once a state arrives on it.
+  v1::SessionResponse received;
   std::thread teller([&] {
     EXPECT_TRUE(Becomes("crumb_used_tokens_total", 640));
     EXPECT_TRUE(client->stub().SetKeyspaceState(client->Context().get(), state, &done).ok());
   });
-  ASSERT_TRUE(stream->Read(&told));
+  ASSERT_TRUE(stream->Read(&received));
   teller.join();
-  EXPECT_EQ(told.keyspace_state().reason(), "first");
+  EXPECT_EQ(received.keyspace_state().reason(), "first");
   EXPECT_TRUE(Becomes("crumb_quant_error_ratio_count{kind=\"key\"}", 5));  // counted last
   EXPECT_EQ(Series("crumb_prefill_tokens_avoided_total"), 64);
   EXPECT_EQ(Series("crumb_attention_error_count{layer=\"2\"}"), 2);
@@ -398,19 +398,19 @@ TEST_F(DaemonTest, TheSessionStreamTellsDurabilityAndStatesAndCounts) {
   ASSERT_TRUE(client->Commit(client->Fragment(TestClient::Key(9), 3), &committed).ok());
   v1::FlushResponse flushed;
   ASSERT_TRUE(client->stub().Flush(client->Context().get(), {}, &flushed).ok());
-  ASSERT_TRUE(stream->Read(&told));
-  EXPECT_EQ(told.durable().keys(), TestClient::Key(9).view());
+  ASSERT_TRUE(stream->Read(&received));
+  EXPECT_EQ(received.durable().keys(), TestClient::Key(9).view());
   // A second stream of the session is refused; the first goes on.
   const auto second_context = client->Context();
   const auto second = client->stub().Session(second_context.get());
-  EXPECT_FALSE(second->Read(&told));
+  EXPECT_FALSE(second->Read(&received));
   EXPECT_EQ(second->Finish().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   stream->WritesDone();
-  EXPECT_FALSE(stream->Read(&told));
+  EXPECT_FALSE(stream->Read(&received));
   EXPECT_TRUE(stream->Finish().ok());
 }
 
-TEST_F(DaemonTest, TheAdminPortAnswers) {
+TEST_F(DaemonTest, TheAdminPortResponds) {
   int status = 0;
   EXPECT_EQ(Http("/healthz", &status), "ok\n");
   EXPECT_EQ(status, 200);
@@ -441,7 +441,7 @@ TEST_F(DaemonTest, TheTokenLabelsOfMetricsSumToWhatWasRequested) {
   EXPECT_EQ(Series("crumb_lookup_tokens_total{model=\"tiny\",tier=\"host\"}"), 64);
 }
 
-TEST_F(DaemonTest, AnAcquireNobodyWaitsForLeavesNoLease) {
+TEST_F(DaemonTest, AnAcquireThatNoCallerWaitsForLeavesNoLease) {
   const auto client = Connect();
   v1::CommitResponse committed;
   ASSERT_TRUE(client->Commit(client->Fragment(TestClient::Key(0), 3), &committed).ok());

@@ -33,24 +33,24 @@ class TakeoverTest : public testing::Test {
     options_.store.ssd.path = folder_.path() + "/ssd";
   }
   void Listen() {
-    auto listener = TakeoverListener::Start(options_, [this] { asked_.set_value(); });
+    auto listener = TakeoverListener::Start(options_, [this] { requested_.set_value(); });
     ASSERT_TRUE(listener.ok()) << listener.status();
     listener_ = *std::move(listener);
   }
   UniqueFd Connect() const { return ConnectFdChannel(TakeoverSocket(options_)).value(); }
   // Returns the listener's response to `bytes`.
-  std::string AnswerTo(const std::string& bytes) const {
+  std::string ResponseTo(const std::string& bytes) const {
     const UniqueFd socket = Connect();
     EXPECT_TRUE(SendFdMessage(socket.get(), bytes, {}).ok());
-    const auto answer = ReceiveFdMessage(socket.get());
-    EXPECT_TRUE(answer.ok()) << answer.status();
+    const auto response = ReceiveFdMessage(socket.get());
+    EXPECT_TRUE(response.ok()) << response.status();
     v1::TakeoverResponse parsed;
-    EXPECT_TRUE(parsed.ParseFromString(answer->bytes.substr(0, answer->bytes.size() - 1)));
+    EXPECT_TRUE(parsed.ParseFromString(response->bytes.substr(0, response->bytes.size() - 1)));
     return parsed.error();
   }
   // The socket of a successor that may have it.
   UniqueFd Successor() {
-    asked_.get_future().wait();
+    requested_.get_future().wait();
     return listener_->TakeSuccessor();
   }
   static storage::HandedOverMemory Memory(uint32_t slabs) {
@@ -66,7 +66,7 @@ class TakeoverTest : public testing::Test {
 
   TemporaryFolder folder_;
   Options options_;
-  std::promise<void> asked_;
+  std::promise<void> requested_;
   std::unique_ptr<TakeoverListener> listener_;
 };
 
@@ -97,18 +97,18 @@ TEST_F(TakeoverTest, HandsOverImageAndSlabsInOrder) {
   EXPECT_EQ(*pid, ::getpid());
 }
 
-TEST_F(TakeoverTest, RefusesWhoeverMayNotAndGoesOn) {
+TEST_F(TakeoverTest, RefusesProcessesThatMayNotTakeOverAndGoesOn) {
   ASSERT_NO_FATAL_FAILURE(Listen());
   struct stat status;
   ASSERT_EQ(::stat(TakeoverSocket(options_).c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0600u);
-  EXPECT_THAT(AnswerTo("\xff\xff\xff"), HasSubstr("no TakeoverRequest"));
+  EXPECT_THAT(ResponseTo("\xff\xff\xff"), HasSubstr("no TakeoverRequest"));
   v1::TakeoverRequest request;
   request.set_ssd_path(options_.store.ssd.path);
-  EXPECT_THAT(AnswerTo(request.SerializeAsString()), HasSubstr("reads images of version 0"));
+  EXPECT_THAT(ResponseTo(request.SerializeAsString()), HasSubstr("reads images of version 0"));
   request.set_image_version(storage::kHostImageVersion);
   request.set_ssd_path("/elsewhere");
-  EXPECT_THAT(AnswerTo(request.SerializeAsString()), HasSubstr("store.ssd.path"));
+  EXPECT_THAT(ResponseTo(request.SerializeAsString()), HasSubstr("store.ssd.path"));
   { const UniqueFd gone = Connect(); }
   Options other = options_;
   other.store.ssd.path.clear();
@@ -117,7 +117,7 @@ TEST_F(TakeoverTest, RefusesWhoeverMayNotAndGoesOn) {
   // Another path of the same folder is accepted, and a newer reader can read this image.
   request.set_image_version(storage::kHostImageVersion + 5);
   request.set_ssd_path(folder_.path() + "/./x/../ssd");
-  EXPECT_EQ(AnswerTo(request.SerializeAsString()), "");
+  EXPECT_EQ(ResponseTo(request.SerializeAsString()), "");
   EXPECT_TRUE(Successor().valid());
 }
 
@@ -138,18 +138,18 @@ TEST_F(TakeoverTest, AnotherUserIsRefused) {
   EXPECT_FALSE(listener_->TakeSuccessor().valid());
 }
 
-TEST_F(TakeoverTest, NobodyThere) {
+TEST_F(TakeoverTest, NoCrumbdThere) {
   EXPECT_TRUE(absl::IsNotFound(TakeOver(options_, seconds(1)).status()));
 }
 
-TEST_F(TakeoverTest, EachSideHearsOfTheOthersEnd) {
+TEST_F(TakeoverTest, EachSideLearnsOfTheOthersEnd) {
   ASSERT_NO_FATAL_FAILURE(Listen());
   auto takeover =
       std::async(std::launch::async, [this] { return TakeOver(options_, seconds(60)); });
   { const UniqueFd dies = Successor(); }
   EXPECT_TRUE(absl::IsUnavailable(takeover.get().status()));
 
-  asked_ = {};
+  requested_ = {};
   listener_.reset();
   ASSERT_NO_FATAL_FAILURE(Listen());
   auto second = std::async(std::launch::async, [this] { return TakeOver(options_, seconds(60)); });
@@ -168,7 +168,7 @@ TEST_F(TakeoverTest, WaitsHaveAnEnd) {
   const UniqueFd successor = Successor();
   EXPECT_TRUE(absl::IsDeadlineExceeded(takeover.get().status()));
 
-  asked_ = {};
+  requested_ = {};
   listener_.reset();
   ASSERT_NO_FATAL_FAILURE(Listen());
   auto silent = std::async(std::launch::async, [this] { return TakeOver(options_, seconds(60)); });

@@ -175,8 +175,8 @@ TEST_F(DeviceCallsTest, ARecoveredPoolWaitsForEverybodyInItsRoster) {
   EXPECT_TRUE(Release(*ann, pool, {first, first + 1}).ok());
 }
 
-// The answer to a Reserve was lost with its connection: the process says what it uses, and the rest
-// is free, also what is reserved by a call that comes late.
+// The response to a Reserve was lost with its connection: the process reports the slots it uses,
+// and the rest is free, including slots reserved by a call that comes late.
 TEST_F(DeviceCallsTest, ALostSessionKeepsWhatIsUsedOnly) {
   const auto session = OpenSession();
   const std::string pool = Join(session);
@@ -225,7 +225,7 @@ std::vector<UniqueFd> LeasedRoster() {
 }
 
 TEST_F(DeviceCallsTest, ALeaseOnARosterHoldsUpNothing) {
-  ASSERT_NE(::signal(SIGIO, SIG_IGN), SIG_ERR);  // how the kernel tells the holder
+  ASSERT_NE(::signal(SIGIO, SIG_IGN), SIG_ERR);  // the kernel notifies the holder with it
   const auto hostile = OpenSession();
   const auto honest = OpenSession();
   const std::string pool = Join(honest);
@@ -234,21 +234,21 @@ TEST_F(DeviceCallsTest, ALeaseOnARosterHoldsUpNothing) {
   std::vector<UniqueFd> fds = LeasedRoster();
   const UniqueFd holder(::fcntl(fds.front().get(), F_DUPFD_CLOEXEC, 0));
   ASSERT_EQ(::fcntl(holder.get(), F_SETLEASE, F_RDLCK), 0);
-  std::atomic<bool> answered = false;
+  std::atomic<bool> completed = false;
   uint32_t code = 0;
-  std::thread asks([&] {
+  std::thread lookups_thread([&] {
     code = Code(hostile, join, std::move(fds));
-    answered = true;
+    completed = true;
   });
   auto longest = Clock::Real().Now() - Clock::Real().Now();
   int lookups = 0;
-  while (!answered || lookups < 1000) {
+  while (!completed || lookups < 1000) {
     const TimePoint before = Clock::Real().Now();
     EXPECT_EQ(pools_.AllOf("").size(), 1u);
     longest = std::max(longest, Clock::Real().Now() - before);
     ++lookups;
   }
-  asks.join();
+  lookups_thread.join();
   EXPECT_EQ(code, static_cast<uint32_t>(absl::StatusCode::kUnavailable));
   EXPECT_LT(longest, std::chrono::seconds(15));
   EXPECT_EQ(pools_.totals().pools, 1u);

@@ -63,7 +63,7 @@ TEST_F(EventHubTest, WatchersGetTheirKeyspacesEventsInOrder) {
   EXPECT_EQ(woken_, 2);
 }
 
-TEST_F(EventHubTest, ASlowWatcherIsToldOnceThatEventsAreMissing) {
+TEST_F(EventHubTest, ASlowWatcherIsNotifiedOnceThatEventsAreMissing) {
   const auto queue = Watch(Space(1), 3);
   for (int i = 0; i < 10; ++i) hub_.Publish(Added(Space(1), i));
   EXPECT_EQ(metrics_.events_lost.value(), 7u);
@@ -117,7 +117,7 @@ class DurableWaitsTest : public EventHubTest {
        [this](const storage::PageEvent& event) { hub_.Publish(event); }}};
 };
 
-TEST_F(DurableWaitsTest, EveryWriterOfAPageHearsOnce) {
+TEST_F(DurableWaitsTest, EveryWriterOfAPageIsNotifiedOnce) {
   const auto first = std::make_shared<NoticeQueue>(10, [this] { ++woken_; });
   const auto second = std::make_shared<NoticeQueue>(10, [] {});
   hub_.AwaitDurable(Commit(1), first);
@@ -278,8 +278,8 @@ TEST_F(ManyWaitsTest, NoNoticeIsMissedWhilePagesBecomeDurable) {
   for (int round = 0; round < 100; ++round) {
     const FragmentHeader header = CommitCounted(1);
     for (size_t i = 0; i < kWriters; ++i) hub_.AwaitDurable(header, notices);
-    size_t heard = 0;
-    EXPECT_TRUE(Eventually([&] { return (heard += KeysOf(*notices)) == kWriters; })) << heard;
+    size_t received = 0;
+    EXPECT_TRUE(Eventually([&] { return (received += KeysOf(*notices)) == kWriters; })) << received;
     EXPECT_TRUE(counting_.Delete(Space(1), std::vector{Key(1)}).ok());
   }
   done = true;

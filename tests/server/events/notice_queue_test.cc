@@ -56,7 +56,7 @@ TEST_F(NoticeQueueTest, KindsStayInOrder) {
   EXPECT_EQ(std::get<NoticeQueue::Durable>(*queue_.Take()).keys, std::vector{Key(2)});
 }
 
-TEST_F(NoticeQueueTest, AFullQueueTakesNothingAndWakesNobody) {
+TEST_F(NoticeQueueTest, AFullQueueTakesNothingAndWakesNoReader) {
   EXPECT_EQ(queue_.AddDurable(Space(1), Key(1), 6), 4u) << "each commit is a notice";
   EXPECT_EQ(wakes_, 1);
   EXPECT_EQ(queue_.AddDurable(Space(1), Key(2)), 0u);

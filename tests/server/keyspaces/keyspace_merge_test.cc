@@ -49,7 +49,7 @@ TEST(KeyspaceMergeTest, TheNewerStateCounts) {
   EXPECT_FALSE(MergeKeyspace(ours, theirs).any);
 }
 
-TEST(KeyspaceMergeTest, DeletionsAreHeardOnceEach) {
+TEST(KeyspaceMergeTest, DeletionsAreReceivedOnceEach) {
   v1::KeyspaceRecord ours = Fresh(), theirs = Fresh();
   AddDeletion(theirs, "a", {Key(1), Key(2)}, 100);
   EXPECT_EQ(MergeKeyspace(ours, theirs).deleted, (std::vector<PageKey>{Key(1), Key(2)}));
@@ -62,25 +62,25 @@ TEST(KeyspaceMergeTest, ANodeThatMissedForgottenDeletionsDeletesAll) {
   v1::KeyspaceRecord away = Fresh(), there = Fresh(), theirs = Fresh();
   for (int i = 0; i < 6; ++i) {
     AddDeletion(theirs, "a", {Key(i)}, 3);
-    EXPECT_FALSE(MergeKeyspace(there, theirs).all_deleted);  // it heard of every one
+    EXPECT_FALSE(MergeKeyspace(there, theirs).all_deleted);  // it learned of every one
   }
   EXPECT_EQ(theirs.deletions_size(), 3);
   EXPECT_TRUE(MergeKeyspace(away, theirs).all_deleted);
   EXPECT_FALSE(MergeKeyspace(away, theirs).all_deleted);
 }
 
-// Whatever happens where and in whatever order nodes hear of it, they end alike, and none misses a
+// Whatever happens where and in whatever order nodes learn of it, they end alike, and none misses a
 // deletion.
 TEST(KeyspaceMergeTest, NodesAgreeInTheEnd) {
   std::mt19937 random(17);
   for (int round = 0; round < 50; ++round) {
     constexpr int kNodes = 4;
     std::vector<v1::KeyspaceRecord> nodes(kNodes, Fresh());
-    std::vector<std::vector<bool>> heard(kNodes, std::vector<bool>(64, false));
+    std::vector<std::vector<bool>> received(kNodes, std::vector<bool>(64, false));
     const auto merge = [&](int to, int from) {
       const KeyspaceChanges changes =
           MergeKeyspace(nodes[static_cast<size_t>(to)], nodes[static_cast<size_t>(from)]);
-      auto& known = heard[static_cast<size_t>(to)];
+      auto& known = received[static_cast<size_t>(to)];
       for (int key = 0; key < 64; ++key) {
         const bool named = std::find(changes.deleted.begin(), changes.deleted.end(), Key(key)) !=
                            changes.deleted.end();
@@ -102,7 +102,7 @@ TEST(KeyspaceMergeTest, NodesAgreeInTheEnd) {
           break;
         case 2:
           if (next_key < 64) {
-            heard[static_cast<size_t>(node)][static_cast<size_t>(next_key)] = true;
+            received[static_cast<size_t>(node)][static_cast<size_t>(next_key)] = true;
             AddDeletion(record, "node-" + std::to_string(node), {Key(next_key++)}, 4);
           }
           break;
@@ -124,7 +124,7 @@ TEST(KeyspaceMergeTest, NodesAgreeInTheEnd) {
     }
     for (int node = 0; node < kNodes; ++node) {
       for (int key = 0; key < next_key; ++key) {
-        EXPECT_TRUE(heard[static_cast<size_t>(node)][static_cast<size_t>(key)])
+        EXPECT_TRUE(received[static_cast<size_t>(node)][static_cast<size_t>(key)])
             << "round " << round << " node " << node << " key " << key;
       }
     }

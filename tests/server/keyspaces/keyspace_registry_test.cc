@@ -160,7 +160,7 @@ TEST_F(KeyspaceRegistryTest, ARecordWithoutTenantBecomesThatOfWhoOpensIt) {
   }
   EXPECT_EQ(Open()->Find(id)->tenant, "x");
 
-  // A node that knows tells one that does not, and not the other way round.
+  // A node that knows the records sends them to one that does not, and not the other way round.
   v1::KeyspaceRecord known = Open()->RecordOf(id);
   v1::KeyspaceRecord unknown = known;
   unknown.clear_tenant();

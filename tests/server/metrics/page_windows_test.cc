@@ -65,7 +65,7 @@ TEST(CardinalitySketchTest, ExtremeHashesStayInside) {
   EXPECT_NEAR(sketch.Estimate(), 2, 0.5);
 }
 
-TEST(PageWindowsTest, CountsAskedAndDistinctPages) {
+TEST(PageWindowsTest, CountsRequestedAndDistinctPages) {
   const TimePoint start{};
   PageWindows windows(start);
   for (int i = 0; i < 3; ++i) windows.Add(KeysOf(0, 1'000), start + minutes(i));
@@ -79,16 +79,16 @@ TEST(PageWindowsTest, PagesLeaveEachWindowInTime) {
   const TimePoint start{};
   PageWindows windows(start);
   windows.Add(KeysOf(0, 500), start);
-  const auto asked = [&](TimePoint at) {
+  const auto pages_at = [&](TimePoint at) {
     std::vector<uint64_t> requested;
     for (const auto& reading : windows.Read(at)) requested.push_back(reading.requested_pages);
     return requested;
   };
-  EXPECT_EQ(asked(start + minutes(14)), (std::vector<uint64_t>{500, 500, 500}));
-  EXPECT_EQ(asked(start + minutes(15)), (std::vector<uint64_t>{0, 500, 500}));
-  EXPECT_EQ(asked(start + minutes(59)), (std::vector<uint64_t>{0, 500, 500}));
-  EXPECT_EQ(asked(start + minutes(60)), (std::vector<uint64_t>{0, 0, 500}));
-  EXPECT_EQ(asked(start + hours(24)), (std::vector<uint64_t>{0, 0, 0}));
+  EXPECT_EQ(pages_at(start + minutes(14)), (std::vector<uint64_t>{500, 500, 500}));
+  EXPECT_EQ(pages_at(start + minutes(15)), (std::vector<uint64_t>{0, 500, 500}));
+  EXPECT_EQ(pages_at(start + minutes(59)), (std::vector<uint64_t>{0, 500, 500}));
+  EXPECT_EQ(pages_at(start + minutes(60)), (std::vector<uint64_t>{0, 0, 500}));
+  EXPECT_EQ(pages_at(start + hours(24)), (std::vector<uint64_t>{0, 0, 0}));
   for (const auto& reading : windows.Read(start + hours(24))) EXPECT_EQ(reading.unique_pages, 0);
 }
 

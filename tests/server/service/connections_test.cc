@@ -105,19 +105,19 @@ TEST_F(ConnectionsTest, TheTotalHolds) {
   Start();
   const auto stub =
       v1::CacheService::NewStub(grpc::CreateChannel(Local(), grpc::InsecureChannelCredentials()));
-  const auto ask = [&] {
+  const auto call = [&] {
     grpc::ClientContext context;
     v1::StatsResponse stats;
     return stub->Stats(&context, {}, &stats);
   };
-  ASSERT_TRUE(ask().ok());
+  ASSERT_TRUE(call().ok());
   RawConnections attack;
   for (int i = 0; i < 4 * kConnectionsMax; ++i) {
     attack.OpenTcp("127.0.0." + std::to_string(2 + i), port_);
   }
   EXPECT_TRUE(Eventually([&] { return attack.Open() < kConnectionsMax; }))
       << attack.Open() << " are open";
-  EXPECT_TRUE(ask().ok());
+  EXPECT_TRUE(call().ok());
 }
 
 // crumbd as a process that may open few descriptors, fewer than limits.connections_max.

@@ -61,7 +61,7 @@ class StalledStreamsTest : public testing::Test {
     return stats.counters().at("crumb_stalled_streams_total");
   }
 
-  // Its windows do not grow with what arrives, so that what is not read blocks a stream.
+  // Its windows do not grow with the traffic, so that unread bytes block a stream.
   std::unique_ptr<v1::CacheService::Stub> StubOfNarrowWindows() const {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);

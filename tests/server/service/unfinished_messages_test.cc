@@ -33,10 +33,10 @@ constexpr double kReceiveBytesMax = 32 * kMiB;
 // kSentBytesMin, so that a quota without effect fails the test.
 constexpr double kUncountedBytesMax = 48 * kMiB;
 constexpr double kSentBytesMin = 256 * kMiB;
-// The heap that the allocator keeps when it has given back what it can.
+// Returns the bytes of heap that the allocator keeps after it has returned free pages.
 constexpr double kKeptBytesMax = 48 * kMiB;
 
-// crumbd as a process of its own, so that its memory can be told from the callers'.
+// crumbd as a process of its own, so that its memory can be distinguished from the callers'.
 class UnfinishedMessagesTest : public testing::Test {
  protected:
   UnfinishedMessagesTest() {
@@ -71,7 +71,7 @@ class UnfinishedMessagesTest : public testing::Test {
     }
     return 0;
   }
-  // Resident memory varies with what the allocator keeps of freed memory, and this does not.
+  // Resident memory varies with the freed memory that the allocator keeps; this figure does not.
   double HeapBytes() const { return SeriesOf(admin_, "crumb_heap_bytes{state=\"used\"}"); }
   grpc::Status Stats() const {
     const auto stub = v1::CacheService::NewStub(

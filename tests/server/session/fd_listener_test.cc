@@ -61,7 +61,7 @@ class FdListenerTest : public CallFixture {
 
   UniqueFd Connect() const { return ConnectFdChannel(path_).value(); }
 
-  // Sends a hello with our own pidfd; the answer.
+  // Sends a hello with our own pidfd and returns the response.
   v1::SessionWelcome Greet(int socket, const std::string& bytes, std::span<const int> fds,
                            std::vector<UniqueFd>* received = nullptr) const {
     v1::SessionWelcome welcome;
@@ -84,7 +84,7 @@ class FdListenerTest : public CallFixture {
     return ::poll(&waiting, 1, 10'000) == 1 && !ReceiveFdMessage(socket).ok();
   }
 
-  // No session comes of it: an answer with an error, or the end of the connection.
+  // No session comes of it: a response with an error, or the end of the connection.
   bool IsRefused(const std::string& bytes, const std::vector<int>& fds) const {
     const UniqueFd socket = Connect();
     const v1::SessionWelcome welcome = Greet(socket.get(), bytes, fds);
@@ -121,7 +121,7 @@ TEST_F(FdListenerTest, AHelloGetsTokenStagingAndSlabs) {
   EXPECT_EQ(StagingArea::Take(session->staging(), offset)->bytes()[0], std::byte{99});
 }
 
-TEST_F(FdListenerTest, WhoAsksForOneGetsASocketForCalls) {
+TEST_F(FdListenerTest, AHelloThatRequestsOneGetsASocketForCalls) {
   const auto calls = CallSockets::Start(context_, {}).value();
   listener_.reset();
   listener_ = FdListener::Start(
@@ -141,21 +141,21 @@ TEST_F(FdListenerTest, WhoAsksForOneGetsASocketForCalls) {
   ASSERT_EQ(received.size(), 3u);
   v1::SocketCall call;
   call.mutable_acquire()->set_request(5);
-  const std::string asked = call.SerializeAsString();
-  ASSERT_EQ(::send(received[2].get(), asked.data(), asked.size(), MSG_NOSIGNAL),
-            static_cast<ssize_t>(asked.size()));
+  const std::string bytes = call.SerializeAsString();
+  ASSERT_EQ(::send(received[2].get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(bytes.size()));
   auto message = ReceiveFdMessage(received[2].get());
-  v1::SocketResponse answer;
-  ASSERT_TRUE(message.ok() && answer.ParseFromString(message->bytes));
-  EXPECT_EQ(answer.request(), 5u);
-  EXPECT_EQ(answer.code(), static_cast<uint32_t>(absl::StatusCode::kInvalidArgument));
+  v1::SocketResponse response;
+  ASSERT_TRUE(message.ok() && response.ParseFromString(message->bytes));
+  EXPECT_EQ(response.request(), 5u);
+  EXPECT_EQ(response.code(), static_cast<uint32_t>(absl::StatusCode::kInvalidArgument));
   // It goes with the session's connection.
   socket.Reset();
   EXPECT_TRUE(IsClosed(received[2].get()));
   listener_.reset();
 }
 
-TEST_F(FdListenerTest, WhoAsksForOneGetsASocketForStagingCalls) {
+TEST_F(FdListenerTest, AHelloThatRequestsOneGetsASocketForStagingCalls) {
   const auto calls = CallSockets::Start(context_, {}).value();
   const auto staging = CallSockets::Start(context_, {}).value();
   listener_.reset();
@@ -180,14 +180,14 @@ TEST_F(FdListenerTest, WhoAsksForOneGetsASocketForStagingCalls) {
   call.set_request(5);
   call.mutable_reserve()->set_count(1);
   call.mutable_reserve()->set_fragment_bytes(512);
-  const std::string asked = call.SerializeAsString();
-  ASSERT_EQ(::send(received[3].get(), asked.data(), asked.size(), MSG_NOSIGNAL),
-            static_cast<ssize_t>(asked.size()));
+  const std::string bytes = call.SerializeAsString();
+  ASSERT_EQ(::send(received[3].get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(bytes.size()));
   const auto message = ReceiveFdMessage(received[3].get());
-  v1::SocketResponse answer;
-  ASSERT_TRUE(message.ok() && answer.ParseFromString(message->bytes));
-  EXPECT_EQ(answer.request(), 5u);
-  EXPECT_EQ(answer.reserve().offsets_size(), 1);
+  v1::SocketResponse response;
+  ASSERT_TRUE(message.ok() && response.ParseFromString(message->bytes));
+  EXPECT_EQ(response.request(), 5u);
+  EXPECT_EQ(response.reserve().offsets_size(), 1);
   const std::vector<UniqueFd> sockets = std::move(received);
   socket.Reset();  // both go with the session's connection
   EXPECT_TRUE(IsClosed(sockets[2].get()));
@@ -265,7 +265,7 @@ TEST_F(FdListenerTest, HostileHellosAreRefusedAndLeakNothing) {
   EXPECT_TRUE(IsRefused(good, {others.get()}));
 }
 
-TEST_F(FdListenerTest, SilentConnectionsBlockNobodyAndAreDropped) {
+TEST_F(FdListenerTest, SilentConnectionsBlockNoOtherAndAreDropped) {
   std::vector<UniqueFd> silent;
   for (int i = 0; i < 20; ++i) silent.push_back(Connect());
   const UniqueFd good = Connect();
@@ -274,7 +274,7 @@ TEST_F(FdListenerTest, SilentConnectionsBlockNobodyAndAreDropped) {
   EXPECT_EQ(metrics_.hellos_refused.value(), 20u);
 }
 
-TEST_F(FdListenerTest, AProcessThatNeverReadsBlocksNobody) {
+TEST_F(FdListenerTest, AProcessThatNeverReadsBlocksNoOther) {
   std::vector<UniqueFd> deaf;
   const UniqueFd pidfd = PidfdOf(::getpid());
   const int fds[] = {pidfd.get()};
@@ -324,7 +324,7 @@ TEST_F(FdListenerTest, AKilledWorkerLeavesNothingBehind) {
       const UniqueFd pidfd = PidfdOf(::getpid());
       const int fds[] = {pidfd.get()};
       const v1::SessionWelcome welcome = Greet(socket.get(), Hello().SerializeAsString(), fds);
-      [[maybe_unused]] const ssize_t told =
+      [[maybe_unused]] const ssize_t sent =
           ::write(report[1], welcome.token().data(), welcome.token().size());
       ::pause();
       ::_exit(0);
@@ -484,16 +484,16 @@ class FdListenerPoolsTest : public FdListenerTest {
     request.mutable_join()->set_handle_bytes(4096);
     return request;
   }
-  // An answer of code kUnavailable where there is none.
-  static v1::PoolResponse Ask(int socket, const v1::PoolRequest& request,
-                              std::span<const int> fds = {}) {
-    v1::PoolResponse answer;
-    answer.set_code(static_cast<uint32_t>(absl::StatusCode::kUnavailable));
-    if (!SendFdMessage(socket, request.SerializeAsString(), fds).ok()) return answer;
+  // Returns a response of code kUnavailable if none arrives.
+  static v1::PoolResponse Call(int socket, const v1::PoolRequest& request,
+                               std::span<const int> fds = {}) {
+    v1::PoolResponse response;
+    response.set_code(static_cast<uint32_t>(absl::StatusCode::kUnavailable));
+    if (!SendFdMessage(socket, request.SerializeAsString(), fds).ok()) return response;
     const auto message = ReceiveFdMessage(socket);
-    if (!message.ok()) return answer;
-    EXPECT_TRUE(answer.ParseFromString(message->bytes));
-    return answer;
+    if (!message.ok()) return response;
+    EXPECT_TRUE(response.ParseFromString(message->bytes));
+    return response;
   }
 
   // Reads until so many descriptors have come, or the socket's end. Returns how many.
@@ -520,7 +520,7 @@ TEST_F(FdListenerPoolsTest, AllHandlesLeaveDescriptorsForSessionsAndExtents) {
   Start();
   const UniqueFd greedy = Connect();
   ASSERT_EQ(Greet(greedy.get()).error(), "");
-  const v1::PoolResponse joined = Ask(greedy.get(), JoinRequest());
+  const v1::PoolResponse joined = Call(greedy.get(), JoinRequest());
   ASSERT_EQ(joined.code(), 0u) << joined.error();
   v1::PoolRequest offer;
   offer.mutable_offer()->set_pool(joined.pool());
@@ -528,7 +528,7 @@ TEST_F(FdListenerPoolsTest, AllHandlesLeaveDescriptorsForSessionsAndExtents) {
   const int fds[] = {handle.get()};
   int taken = 0;
   uint32_t code = 0;
-  while ((code = Ask(greedy.get(), offer, fds).code()) == 0) ++taken;
+  while ((code = Call(greedy.get(), offer, fds).code()) == 0) ++taken;
   EXPECT_EQ(code, static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
   EXPECT_GE(taken, 90);
   std::vector<UniqueFd> extents;
@@ -543,7 +543,7 @@ TEST_F(FdListenerPoolsTest, AllHandlesLeaveDescriptorsForSessionsAndExtents) {
   }
 }
 
-// A process that reads no answers has descriptors on their way to it, of which the kernel allows
+// A process that reads no responses has descriptors on their way to it, of which the kernel allows
 // crumbd's user RLIMIT_NOFILE.
 TEST_F(FdListenerPoolsTest, UnreadDescriptorsAreBounded) {
   SessionLimits limits = ShortPatience();
@@ -556,14 +556,14 @@ TEST_F(FdListenerPoolsTest, UnreadDescriptorsAreBounded) {
           .value();
   const UniqueFd greedy = Connect();
   ASSERT_EQ(Greet(greedy.get()).error(), "");
-  const v1::PoolResponse joined = Ask(greedy.get(), JoinRequest());
+  const v1::PoolResponse joined = Call(greedy.get(), JoinRequest());
   ASSERT_EQ(joined.code(), 0u) << joined.error();
   v1::PoolRequest offer;
   offer.mutable_offer()->set_pool(joined.pool());
   const UniqueFd handle = CreateRoster().value();  // any memory file
   const int fds[] = {handle.get()};
-  for (int i = 0; i < 20; ++i) ASSERT_EQ(Ask(greedy.get(), offer, fds).code(), 0u);
-  // Each answer to a Join has 21 descriptors. The user may have 32 unread.
+  for (int i = 0; i < 20; ++i) ASSERT_EQ(Call(greedy.get(), offer, fds).code(), 0u);
+  // Each response to a Join has 21 descriptors. The user may have 32 unread.
   std::vector<UniqueFd> sockets;
   const auto rejected = [&] {
     return metrics_.rejected[static_cast<size_t>(Rejection::kUnreadDescriptors)].value();
@@ -573,17 +573,18 @@ TEST_F(FdListenerPoolsTest, UnreadDescriptorsAreBounded) {
     ASSERT_EQ(Greet(sockets.back().get()).error(), "");
     ASSERT_TRUE(SendFdMessage(sockets.back().get(), JoinRequest().SerializeAsString(), {}).ok());
   }
-  EXPECT_TRUE(Eventually([&] { return rejected() == 1; })) << "the second answer is not sent whole";
+  EXPECT_TRUE(Eventually([&] { return rejected() == 1; }))
+      << "the second response is not sent whole";
   EXPECT_LT(ReadDescriptors(sockets[1].get(), 21), 21u);
   EXPECT_EQ(ReadDescriptors(sockets[0].get(), 21), 21u) << "the first one is whole";
   // Now there is room.
   sockets.push_back(Connect());
   EXPECT_EQ(Greet(sockets.back().get()).error(), "");
-  EXPECT_EQ(Ask(sockets.back().get(), JoinRequest()).code(), 0u);
+  EXPECT_EQ(Call(sockets.back().get(), JoinRequest()).code(), 0u);
 }
 
 TEST_F(FdListenerPoolsTest, ALeaseOnAnOfferedRosterHoldsUpNoSession) {
-  ASSERT_NE(::signal(SIGIO, SIG_IGN), SIG_ERR);  // how the kernel tells the holder
+  ASSERT_NE(::signal(SIGIO, SIG_IGN), SIG_ERR);  // the kernel notifies the holder with it
   Start();
   UniqueFd leased;
   {
@@ -605,9 +606,9 @@ TEST_F(FdListenerPoolsTest, ALeaseOnAnOfferedRosterHoldsUpNoSession) {
   }
   EXPECT_LT(SecondsBetween(begin, Clock::Real().Now()), 20);
   const auto message = ReceiveFdMessage(hostile.get());
-  v1::PoolResponse answer;
-  ASSERT_TRUE(message.ok() && answer.ParseFromString(message->bytes));
-  EXPECT_EQ(answer.code(), static_cast<uint32_t>(absl::StatusCode::kUnavailable));
+  v1::PoolResponse response;
+  ASSERT_TRUE(message.ok() && response.ParseFromString(message->bytes));
+  EXPECT_EQ(response.code(), static_cast<uint32_t>(absl::StatusCode::kUnavailable));
 }
 
 // A session's two sockets have something to say in one round, and the first one ends both.
@@ -636,9 +637,9 @@ TEST_F(FdListenerPoolsTest, BothSocketsOfASessionEndAtOnce) {
   EXPECT_EQ(Greet(honest.get(), hello).error(), "");
 }
 
-// One request at a time: a process that sends more before it has read the answers has its
+// One request at a time: a process that sends more before it has read the responses has its
 // connection ended, and takes no memory.
-TEST_F(FdListenerPoolsTest, RequestsThatDoNotWaitForAnswersEndTheConnection) {
+TEST_F(FdListenerPoolsTest, RequestsThatDoNotWaitForResponsesEndTheConnection) {
   Start();
   const UniqueFd hostile = Connect();
   ASSERT_EQ(Greet(hostile.get()).error(), "");
@@ -647,7 +648,7 @@ TEST_F(FdListenerPoolsTest, RequestsThatDoNotWaitForAnswersEndTheConnection) {
   EXPECT_TRUE(Eventually([&] { return sessions_.totals().sessions == 0; }));
   const UniqueFd honest = Connect();
   ASSERT_EQ(Greet(honest.get()).error(), "");
-  for (int i = 0; i < 10; ++i) EXPECT_EQ(Ask(honest.get(), JoinRequest()).code(), 0u);
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(Call(honest.get(), JoinRequest()).code(), 0u);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@
 #include "tests/server/hostile_descriptors.h"
 
 // Descriptors whose close waits, sent to crumbd.fd.sock: none of them delays a session of another
-// process, and what they take of crumbd's descriptors is bounded.
+// process, and their use of crumbd's descriptors is bounded.
 namespace crumb::server {
 namespace {
 
@@ -63,7 +63,7 @@ class ReceivedDescriptorsTest : public CallFixture {
     return message.ok() && welcome.ParseFromString(message->bytes) && welcome.token().size() == 16;
   }
 
-  // crumbd closes the connection, perhaps behind its answer to a hello.
+  // crumbd closes the connection, perhaps behind its response to a hello.
   static bool IsClosed(int socket) {
     auto message = ReceiveFdMessage(socket);
     if (message.ok()) message = ReceiveFdMessage(socket);
@@ -129,7 +129,7 @@ TEST_F(ReceivedDescriptorsTest, ThoseWithoutANumberHoldUpNoSession) {
   const int fds[] = {lingers.fd()};
   ASSERT_TRUE(SendDescriptors(hostile.get(), Hello(), fds));
   ASSERT_TRUE(lingers.LetGo());
-  limit.Set(two_free);  // a number for the connection, and none for what it has sent
+  limit.Set(two_free);  // one descriptor for the connection, none for those that it has sent
   EXPECT_TRUE(Eventually([&] { return metrics_.hellos_refused.value() == 1; }));
   limit.Restore();
   open.Reset();

@@ -78,16 +78,16 @@ TEST_F(SessionTableTest, ALeaseThatComesWhileASessionIsSettledIsKept) {
 TEST_F(SessionTableTest, WhatASessionLeavesIsFreedWithoutTheTablesLock) {
   const auto session = Open();
   std::thread other;
-  std::promise<void> answered;
+  std::promise<void> completed;
   bool in_time = false;
   ASSERT_EQ(session->engine().TakeBudget(1), 1u);
   std::shared_ptr<const void> held(this, [&](const void*) {
     other = std::thread([&] {
       table_.totals();
       session->engine().leases();
-      answered.set_value();
+      completed.set_value();
     });
-    in_time = answered.get_future().wait_for(std::chrono::seconds(5)) == std::future_status::ready;
+    in_time = completed.get_future().wait_for(std::chrono::seconds(5)) == std::future_status::ready;
   });
   ASSERT_TRUE(session->engine().AddLease(9, 1, 1, session->token(), std::move(held)));
   table_.End(session);

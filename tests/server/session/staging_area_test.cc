@@ -54,7 +54,7 @@ TEST(StagingAreaTest, RandomUseNeverOverlapsAndComesBackWhole) {
   EXPECT_EQ(offset, 0u);
 }
 
-TEST(StagingAreaTest, APieceInCommitIsNobodyElses) {
+TEST(StagingAreaTest, APieceInCommitCannotBeReservedAgain) {
   const auto area = StagingArea::Create(4096, 8).value();
   uint64_t offset = 0;
   ASSERT_TRUE(area->Reserve(1000, offset));

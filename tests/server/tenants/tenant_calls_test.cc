@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What a tenant can do to another's keyspace, call by call, and quotas.
+// The calls by which a tenant could reach another's keyspace are refused; quotas hold.
 #include <chrono>
 #include <fstream>
 #include <functional>
@@ -45,13 +45,13 @@ class TenantCallsTest : public CallFixture {
 
   // How a call that goes through an executor ends.
   absl::Status Wait(const std::function<void(Done)>& call) {
-    auto answer = std::make_shared<std::promise<absl::Status>>();
-    std::future<absl::Status> answered = answer->get_future();
-    call([answer](absl::Status status) { answer->set_value(std::move(status)); });
-    if (answered.wait_for(std::chrono::seconds(20)) != std::future_status::ready) {
-      return absl::UnknownError("not answered");
+    auto result = std::make_shared<std::promise<absl::Status>>();
+    std::future<absl::Status> completed = result->get_future();
+    call([result](absl::Status status) { result->set_value(std::move(status)); });
+    if (completed.wait_for(std::chrono::seconds(20)) != std::future_status::ready) {
+      return absl::UnknownError("no response");
     }
-    return answered.get();
+    return completed.get();
   }
   template <typename Request>
   Request Named(bool keys = true) const {
@@ -145,7 +145,7 @@ TEST_F(TenantCallsTest, AnothersKeyspaceIsNotThereForAnyCall) {
   EXPECT_EQ(keyspace_->generation.load(), 2u);
 }
 
-TEST_F(TenantCallsTest, AnUnknownKeyspaceIsToldInTheSameWords) {
+TEST_F(TenantCallsTest, AnUnknownKeyspaceIsReportedInTheSameWords) {
   const absl::Status theirs = FindKeyspace(As("b"), id()).status();
   std::string unknown = id();
   unknown.back() = static_cast<char>(unknown.back() ^ 1);
@@ -167,16 +167,16 @@ TEST_F(TenantCallsTest, TheTokenSaysWhoseKeyspaceIsOpened) {
     request.set_tenant(tenant);
     return Wait([&](Done done) { OpenKeyspace(context, request, response, std::move(done)); });
   };
-  v1::OpenKeyspaceResponse a, a_named, b, nobody;
+  v1::OpenKeyspaceResponse a, a_named, b, anonymous;
   EXPECT_TRUE(open(As("a"), "", &a).ok());
   EXPECT_TRUE(open(As("a"), "a", &a_named).ok());
   EXPECT_TRUE(open(As("b"), "", &b).ok());
-  EXPECT_TRUE(open(context_, "", &nobody).ok());
+  EXPECT_TRUE(open(context_, "", &anonymous).ok());
   EXPECT_EQ(a.keyspace(), id());
   EXPECT_EQ(a_named.keyspace(), id());
   EXPECT_NE(b.keyspace(), id());
-  EXPECT_NE(nobody.keyspace(), id());
-  EXPECT_NE(nobody.keyspace(), b.keyspace());
+  EXPECT_NE(anonymous.keyspace(), id());
+  EXPECT_NE(anonymous.keyspace(), b.keyspace());
   v1::OpenKeyspaceResponse refused;
   const absl::Status other = open(As("b"), "a", &refused);
   EXPECT_EQ(other.code(), absl::StatusCode::kInvalidArgument);
@@ -194,7 +194,7 @@ TEST_F(TenantCallsTest, TheTokenSaysWhoseKeyspaceIsOpened) {
   EXPECT_EQ(listed(As("c")), 0);
 }
 
-TEST_F(TenantCallsTest, StatesAreToldToTheirTenantOnly) {
+TEST_F(TenantCallsTest, StatesAreReportedToTheirTenantOnly) {
   const auto open = [&](const std::string& tenant) {
     SessionTable::OpenRequest request;
     request.process_name = "test";
@@ -203,11 +203,11 @@ TEST_F(TenantCallsTest, StatesAreToldToTheirTenantOnly) {
     EXPECT_TRUE(session->OpenNotices(std::make_shared<NoticeQueue>(4, [] {})));
     return session;
   };
-  const auto a = open("a"), b = open("b"), nobody = open("");
+  const auto a = open("a"), b = open("b"), anonymous = open("");
   NotifySessions(context_, {keyspace_->id, KeyspaceState::kBf16, "why"});
   EXPECT_TRUE(a->notices()->Take().has_value());
   EXPECT_FALSE(b->notices()->Take().has_value());
-  EXPECT_TRUE(nobody->notices()->Take().has_value());
+  EXPECT_TRUE(anonymous->notices()->Take().has_value());
 }
 
 TEST_F(TenantCallsTest, AnEngineIsJoinedByItsTenantOnly) {
@@ -267,7 +267,7 @@ TEST_F(TenantCallsTest, ACommitOverQuotaIsRefusedAndTheRestUnharmed) {
   std::swap(keyspace_, other);
   EXPECT_EQ(commit(30), v1::COMMIT_OUTCOME_STORED);
   std::swap(keyspace_, other);
-  // Room again: what was deleted does not count, and neither does an old quota.
+  // There is room again: deleted pages do not count, and neither does an old quota.
   EXPECT_EQ(store_.Delete(keyspace_->id, std::vector{Key(1)}).value(), 1u);
   for (int i = 0; i < 100; ++i) EXPECT_EQ(commit(4), v1::COMMIT_OUTCOME_NO_ROOM) << "not yet";
   EXPECT_EQ(sums, 1) << "a tenant's pages are not summed for each fragment";

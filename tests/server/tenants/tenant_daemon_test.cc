@@ -109,11 +109,11 @@ class TenantDaemonTest : public testing::Test {
     while (watching->Read(&event)) {
     }
     ends.push_back(watching->Finish());
-    const auto told = stub_->Session(&session);
+    const auto stream = stub_->Session(&session);
     v1::SessionResponse notice;
-    while (told->Read(&notice)) {
+    while (stream->Read(&notice)) {
     }
-    ends.push_back(told->Finish());
+    ends.push_back(stream->Finish());
     return ends;
   }
   static void Prepare(const std::string& authorization, grpc::ClientContext& context) {
@@ -145,7 +145,7 @@ TEST_F(TenantDaemonTest, NoCallIsServedWithoutATokenThatCounts) {
   EXPECT_EQ(Series("crumb_unauthenticated_total{reason=\"missing\"}"), 24);
   EXPECT_EQ(Series("crumb_unauthenticated_total{reason=\"unknown\"}"), 72);
   EXPECT_EQ(Series("crumb_unauthenticated_total{reason=\"expired\"}"), 24);
-  // With one, calls fail by what they ask for only.
+  // With a token, a call fails only because of its request.
   int served = 0;
   for (const grpc::Status& end : AllCalls("Bearer token of a")) {
     const bool session = end.error_message().find("crumb-session") != std::string::npos;
@@ -291,7 +291,7 @@ TEST_F(TenantDaemonTest, CrumbdsOwnUserAdministersOverTheUnixSocketOnly) {
   v1::DrainNodeResponse drained;
   EXPECT_EQ(
       administrator->stub().DrainNode(administrator->Context().get(), drain, &drained).error_code(),
-      grpc::StatusCode::FAILED_PRECONDITION);  // in no cluster
+      grpc::StatusCode::FAILED_PRECONDITION);  // this node is in no cluster
 }
 
 // A token may be withdrawn, so every call carries it.

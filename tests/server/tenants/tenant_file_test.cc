@@ -31,7 +31,7 @@ std::string Token(const std::string& token) { return "\"token_sha256\": \"" + Sh
 
 TEST(TenantFileTest, ReadsEveryField) {
   const auto parsed = ParseTenants(fmt::format(R"({{"tenants": [
-        {{"name": "team-a", "token_sha256": "{}", "quota_bytes": 123, "expires": "2024-02-29T23:59:59Z"}},
+        {{"name": "group-a", "token_sha256": "{}", "quota_bytes": 123, "expires": "2024-02-29T23:59:59Z"}},
         {{"name": "b_2.x", "token_sha256": ["{}", "{}"], "quota_bytes": "2GiB"}},
         {{"name": "c", "token_sha256": "{}"}}]}})",
                                                Sha("one"), Sha("two"), Sha("three"), Sha("four")),
@@ -39,7 +39,7 @@ TEST(TenantFileTest, ReadsEveryField) {
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   ASSERT_EQ(parsed->size(), 3u);
   const Tenant& first = (*parsed)[0];
-  EXPECT_EQ(first.name, "team-a");
+  EXPECT_EQ(first.name, "group-a");
   EXPECT_EQ(first.tokens, std::vector<Digest>{Sha256("one")});
   EXPECT_EQ(first.quota_bytes, 123u);
   ASSERT_TRUE(first.expires.has_value());

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What tenants' sessions map of host memory with tenants.shared_memory own.
+// The slabs of host memory that tenants' sessions map with tenants.shared_memory own.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -34,7 +34,7 @@ using testing::HasSubstr;
 
 constexpr uint64_t kSlabBytes = uint64_t{1} << 20;
 constexpr int kSlabs = 4;
-constexpr uint8_t kOfA = 0xa7, kOfB = 0xb9;  // what tenants' pages are filled with
+constexpr uint8_t kOfA = 0xa7, kOfB = 0xb9;  // bytes that fill the tenants' pages
 constexpr int kRun = 64;                     // so many of them in a row are one tenant's
 
 class ServerTenantSlabsTest : public testing::Test {
@@ -76,12 +76,13 @@ class ServerTenantSlabsTest : public testing::Test {
     EXPECT_TRUE(client.Commit(fragment, &response).ok());
     return response.outcomes_size() == 1 ? response.outcomes(0) : v1::COMMIT_OUTCOME_UNSPECIFIED;
   }
-  // As many pages as host memory twice.
+  // Twice as many pages as fit into host memory.
   static void Fill(TestClient& client, uint8_t fill) {
     const int pages = static_cast<int>(2 * kSlabs * kSlabBytes / client.fragment_bytes());
     for (int page = 0; page < pages; ++page) Store(client, page, fill);
   }
-  // Leases what there is of pages of one each, reads it, and releases; how many there were.
+  // Leases the cached ones of these one-page prefixes, reads and releases them. Returns their
+  // number.
   static int ReadAll(TestClient& client, int pages, uint8_t fill) {
     int found = 0;
     for (int page = 0; page < pages; ++page) {
@@ -133,7 +134,7 @@ TEST_F(ServerTenantSlabsTest, ATenantMapsNothingOfAnother) {
   EXPECT_EQ(ReadAll(*b_, 8, kOfB), 8);
   EXPECT_FALSE(a_->Slabs().empty());
   EXPECT_FALSE(b_->Slabs().empty());
-  EXPECT_GT(Runs(*a_, kOfA), 0);  // the search finds what is there
+  EXPECT_GT(Runs(*a_, kOfA), 0);  // the search finds the tenant's bytes
   EXPECT_GT(Runs(*b_, kOfB), 0);
   EXPECT_EQ(Runs(*a_, kOfB), 0);
   EXPECT_EQ(Runs(*b_, kOfA), 0);
@@ -146,26 +147,26 @@ TEST_F(ServerTenantSlabsTest, MemoryGoesFromOneToTheOtherWhenItIsLetGo) {
   context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(120));
   const auto stream = a_->stub().Session(context);
   ASSERT_TRUE(stream->Write({}));
-  std::atomic<bool> heard{false};
+  std::atomic<bool> received{false};
   std::atomic<uint32_t> gone{UINT32_MAX};
   std::thread listener([&] {
     v1::SessionResponse message;
     while (gone == UINT32_MAX && stream->Read(&message)) {
-      heard = true;
+      received = true;
       if (message.has_slab_gone()) gone = message.slab_gone().slab();
     }
   });
   Fill(*a_, kOfA);
-  // The stream is there: it told of durable pages.
-  for (int i = 0; i < 60'000 && !heard; ++i) {
+  // The stream is open: it has reported durable pages.
+  for (int i = 0; i < 60'000 && !received; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  EXPECT_TRUE(heard);
+  EXPECT_TRUE(received);
   const int pages = static_cast<int>(2 * kSlabs * kSlabBytes / a_->fragment_bytes());
-  EXPECT_GT(ReadAll(*a_, pages, kOfA), 0);  // from SSD, too
+  EXPECT_GT(ReadAll(*a_, pages, kOfA), 0);  // the SSD has the others
   EXPECT_EQ(a_->Slabs().size(), static_cast<size_t>(kSlabs));
 
-  // The other wants room; what the first one maps is not given away.
+  // The other tenant needs room; slabs that the first one maps are not given away.
   const double moves = Series("crumb_slab_moves_total");
   int refused = 0;
   for (int i = 0; i < 60'000 && Series("crumb_slabs{state=\"gone\"}") < 1; ++i) {
@@ -252,7 +253,7 @@ class KeptSlab {
   std::array<std::array<UniqueFd, 2>, 2> pipes_;
 };
 
-// A process that has the descriptors, and looks at them when it is told to.
+// A process that has the descriptors and reads the slabs when the test says so.
 class Accomplice {
  public:
   explicit Accomplice(const std::vector<UniqueFd>& slabs) {
@@ -350,11 +351,12 @@ TEST_F(KeptSlabsTest, AnotherUserCannotOpenASlabAgain) {
   if (::geteuid() != 0) return;  // this process can become no other user
   const pid_t child = ::fork();
   if (child == 0) {
-    constexpr uid_t kNobody = 65534;
+    constexpr uid_t kOtherUser = 65534;
     char link[64];
     std::snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
     // Without being dumpable its own links in /proc would be closed to it.
-    if (::setresuid(kNobody, kNobody, kNobody) != 0 || ::prctl(PR_SET_DUMPABLE, 1) != 0) ::_exit(2);
+    if (::setresuid(kOtherUser, kOtherUser, kOtherUser) != 0 || ::prctl(PR_SET_DUMPABLE, 1) != 0)
+      ::_exit(2);
     char path[64];
     if (::readlink(link, path, sizeof(path)) <= 0) ::_exit(3);
     for (const int flags : {O_RDONLY, O_RDWR}) {
@@ -383,13 +385,13 @@ TEST_F(ServerTenantSlabsTest, ASessionThatEndsLetsItsMemoryGo) {
   EXPECT_EQ(Runs(*b_, kOfA), 0);
 }
 
-TEST_F(ServerTenantSlabsTest, AProcessThatReadsNoGrantsGetsMissesAndNobodyElseWaits) {
-  // It leases, again and again, and never takes what comes over its socket.
+TEST_F(ServerTenantSlabsTest, AProcessThatReadsNoGrantsGetsMissesAndNoOtherWaits) {
+  // It leases repeatedly and never reads the grants from its socket.
   for (int page = 0; page < 4; ++page) ASSERT_EQ(Store(*a_, page, kOfA), v1::COMMIT_OUTCOME_STORED);
   a_->CloseSocket();
   v1::AcquireResponse response;
-  const grpc::Status asked = a_->Acquire(TestClient::Keys(0, 1), &response);
-  EXPECT_TRUE(!asked.ok() || response.hit_pages() == 0);
+  const grpc::Status acquired = a_->Acquire(TestClient::Keys(0, 1), &response);
+  EXPECT_TRUE(!acquired.ok() || response.hit_pages() == 0);
   ASSERT_EQ(Store(*b_, 0, kOfB), v1::COMMIT_OUTCOME_STORED);
   EXPECT_EQ(ReadAll(*b_, 1, kOfB), 1);
 }
@@ -444,9 +446,9 @@ TEST_F(ServerTenantSlabsTest, NonsenseAtTheSocketForPoolsEndsIt) {
   v1::PoolRequest request;
   request.mutable_fetch()->set_pool("of no tenant");
   ASSERT_TRUE(SendFdMessage(pools, request.SerializeAsString(), {}).ok());
-  v1::PoolResponse answer;
-  ASSERT_TRUE(answer.ParseFromString(ReceiveFdMessage(pools).value().bytes));
-  EXPECT_NE(answer.code(), 0u);
+  v1::PoolResponse reply;
+  ASSERT_TRUE(reply.ParseFromString(ReceiveFdMessage(pools).value().bytes));
+  EXPECT_NE(reply.code(), 0u);
   ASSERT_TRUE(SendFdMessage(pools, "\xff\xff\xff", {}).ok());
   EXPECT_FALSE(ReceiveFdMessage(pools).ok());  // crumbd closed its end
   // Nothing else of the session has changed: another pool request there would be its end.

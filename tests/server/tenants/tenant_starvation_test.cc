@@ -70,7 +70,8 @@ std::unique_ptr<TestClient> TwoTenants::Open(const std::string& tenant,
 std::unique_ptr<TwoTenants::Stub> TwoTenants::NewStub() const {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  // Its windows do not grow, so that answers that are not read wait in crumbd, not in this process.
+  // Its windows do not grow, so that responses that are not read wait in crumbd, not in this
+  // process.
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   return v1::CacheService::NewStub(
       grpc::CreateCustomChannel(Target(), grpc::InsecureChannelCredentials(), arguments));
@@ -106,7 +107,8 @@ class TenantStarvationTest : public testing::TestWithParam<BudgetRow> {
 
   // Seconds of one Acquire of b.
   double TimeAcquire() {
-    // Puts of the attacker evict; what is measured is the way through crumbd, not who is cached.
+    // The attacker's Puts evict pages; the test measures the way through crumbd, not which pages
+    // are cached.
     v1::AcquireResponse response;
     grpc::Status status;
     const std::string key = TestClient::Keys(GetParam().keeps_pages ? next_++ % pages_ : 0, 1);
@@ -157,7 +159,7 @@ class TenantStarvationTest : public testing::TestWithParam<BudgetRow> {
     }
   }
 
-  // None of the pages of b is lost, if the SSD has room for all of them.
+  // No page of b is lost, if the SSD has room for all of them.
   void ExpectKept() {
     if (!GetParam().keeps_pages) return;
     v1::FlushResponse response;

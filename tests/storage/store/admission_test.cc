@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// With store.ssd.admission at second_hit, a page is admitted with the answer that reads it.
+// With store.ssd.admission at second_hit, a page is admitted with the response that reads it.
 #include <memory>
 #include <utility>
 
@@ -29,7 +29,7 @@ class AdmissionTest : public testing::Test {
         });
     EXPECT_TRUE(opened.ok()) << opened.status();
     store_ = *std::move(opened);
-    below_->BlockTouches(true);  // nothing is noted behind the answers
+    below_->BlockTouches(true);  // no recency is noted after responses
   }
   ~AdmissionTest() override { below_->BlockTouches(false); }
 

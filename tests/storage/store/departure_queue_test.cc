@@ -15,7 +15,8 @@ constexpr uint32_t kMiB = 1 << 20;
 
 class DepartureQueueTest : public testing::Test {
  protected:
-  // Queues a fragment whose page has the tenant's name in its upper bits, so that Taken can tell.
+  // Queues a fragment whose page has the tenant's name in its upper bits, so that Taken can find
+  // the tenant.
   bool Push(char tenant, uint32_t bytes = kMiB) {
     Departure departure;
     departure.page = static_cast<PageHandle>(tenant) << 16 | count_++;

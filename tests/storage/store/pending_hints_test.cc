@@ -108,7 +108,7 @@ TEST(PendingHints, ATenantWithManyLosesItsOwn) {
   EXPECT_TRUE(hints.Has(SampleKeyspace(0), keys[4001]));
   EXPECT_FALSE(hints.Has(SampleKeyspace(0), keys[4000]));
 
-  // Hints of a tenant that was not heard of since make room, once they are over.
+  // Hints of a tenant that sent none since make room, once they are over.
   clock.Advance(std::chrono::seconds(10));
   hints.Set(SampleKeyspace(1), "other", std::span(keys).first(1000));
   EXPECT_TRUE(hints.Has(SampleKeyspace(1), keys[0]));

@@ -75,11 +75,11 @@ class TenantQueuesTest : public testing::Test {
     return request;
   }
   std::future<AcquireResult> StartAcquire(AcquireRequest request) {
-    auto answer = std::make_shared<std::promise<AcquireResult>>();
-    store_->Acquire(std::move(request), [answer](absl::StatusOr<AcquireResult> result) {
-      answer->set_value(*std::move(result));
+    auto response = std::make_shared<std::promise<AcquireResult>>();
+    store_->Acquire(std::move(request), [response](absl::StatusOr<AcquireResult> result) {
+      response->set_value(*std::move(result));
     });
-    return answer->get_future();
+    return response->get_future();
   }
   // Reads pages of a from below, each by its own call, and none of the reads ends.
   std::vector<std::future<AcquireResult>> StartReadsOfA(uint64_t count) {
@@ -148,11 +148,11 @@ class TenantWritesTest : public TenantQueuesTest {
     uint64_t pages_of_a = 0;
   };
   std::future<Flushed> StartFlush(const FlushScope& scope) {
-    auto answer = std::make_shared<std::promise<Flushed>>();
-    store_->Flush(scope, std::nullopt, [this, answer](const FlushReport& report) {
-      answer->set_value({report, below_->KeyspacePages(kOfA)});
+    auto response = std::make_shared<std::promise<Flushed>>();
+    store_->Flush(scope, std::nullopt, [this, response](const FlushReport& report) {
+      response->set_value({report, below_->KeyspacePages(kOfA)});
     });
-    return answer->get_future();
+    return response->get_future();
   }
   static void ExpectDurable(const FlushReport& report, uint64_t pages) {
     EXPECT_TRUE(report.ToStatus().ok()) << report.ToStatus();
@@ -222,8 +222,8 @@ TEST_F(TenantWritesTest, AFlushWaitsForPagesThatWereQueuedBeforeTheirTenantWasKn
   ExpectDurable(of_c.get().report, 150);
 }
 
-// Calls of Flush that come while one of their tenant is on its way are answered together by the
-// next, which covers what was committed between.
+// Calls of Flush that come while one of their tenant is on its way are completed together by the
+// next, which covers the pages committed between.
 TEST_F(TenantWritesTest, AFlushThatComesDuringAnotherCoversItsOwnPages) {
   Open();
   below_->Set(Fault::kPutBlocks);

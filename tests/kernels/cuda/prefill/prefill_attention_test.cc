@@ -12,7 +12,7 @@
 #include "kernels/bf16.h"
 #include "kernels/fp16.h"
 #include "kernels/tile_codec.h"
-#include "tests/kernels/cuda/prefill_case.h"
+#include "tests/kernels/cuda/prefill/prefill_case.h"
 
 namespace crumb::kernels::cuda {
 namespace {
@@ -277,7 +277,7 @@ TEST(PrefillAttention, OneKeyThatHasMostOfARow) {
           const double weight = std::exp(last - before) * Fp16ToFloat(scale);
           return std::abs(Fp16ToFloat(Half(weight)) / weight - 1.0);
         };
-        uint16_t worst = 0x3800;  // from .5 on
+        uint16_t worst = 0x3800;  // 0.5, the smallest
         for (uint16_t scale = 0x3800; scale < 0x3c00; ++scale) {
           if (loss(scale) > loss(worst)) worst = scale;
         }

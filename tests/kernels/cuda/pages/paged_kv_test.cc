@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/pages/paged_kv.h"
+#include "kernels/cuda/pages/pages.h"
 
 #include <algorithm>
 #include <cmath>

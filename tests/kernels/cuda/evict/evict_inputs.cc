@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/kernels/cuda/evict_inputs.h"
+#include "tests/kernels/cuda/evict/evict_inputs.h"
 
 #include <algorithm>
 #include <utility>

@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "kernels/fp16.h"
 #include "kernels/reference/reference.h"
-#include "tests/kernels/each_isa.h"
+#include "tests/kernels/cpu/each_isa.h"
 #include "tests/kernels/random_data.h"
 #include "tests/kernels/shapes.h"
 

@@ -21,7 +21,7 @@ std::optional<int> Parse(std::vector<std::string> words, RunOptions& options) {
   return ParseRunOptions(static_cast<int>(argv.size()), argv.data(), options);
 }
 
-TEST(RunOptionsTest, RunsOnTheCpuUnlessToldOtherwise) {
+TEST(RunOptionsTest, RunsOnTheCpuByDefault) {
   RunOptions options;
   EXPECT_FALSE(Parse({"--prompt-file", "x"}, options).has_value());
   EXPECT_EQ(options.device, "cpu");
@@ -66,7 +66,7 @@ RunOptions Options(const std::string& device) {
   return options;
 }
 
-TEST(InferenceTest, AnswersOnTheCpu) {
+TEST(InferenceTest, GeneratesOnTheCpu) {
   const auto inference = Inference::Open(Options("cpu"));
   ASSERT_TRUE(inference.ok()) << inference.status();
   Prompt prompt = {(*inference)->tokenizer().Encode("# The pass key"), std::nullopt};

@@ -19,7 +19,7 @@ namespace crumb::tiny_lm {
 namespace {
 
 constexpr Duration kPatience = std::chrono::seconds(60);
-constexpr int kAnswerTokens = 8;
+constexpr int kGeneratedTokens = 8;
 
 struct Key {
   const char* name;
@@ -27,15 +27,15 @@ struct Key {
 };
 constexpr Key kKeys[] = {{"harbour", "48213"}, {"lantern", "70594"}, {"meadow", "16387"}};
 
-// A document that contains the keys, and a question about one of them.
-std::string Prompt(const Key& asked) {
+// A document that contains the keys, and a prompt for one of them.
+std::string Prompt(const Key& wanted) {
   std::string text = models::ReadText("docs/config.md").substr(0, 6500);
   for (size_t i = 0; i < std::size(kKeys); ++i) {
     const size_t at = text.find('\n', text.size() * (i + 1) / 5);
     text.insert(
         at, std::string("\n# The pass key for ") + kKeys[i].name + " is " + kKeys[i].digits + ".");
   }
-  return text + "\n# What is the pass key for " + asked.name + "? It is";
+  return text + "\n# What is the pass key for " + wanted.name + "? It is";
 }
 
 // The differences between a row of the GPU's logits and the CPU's.
@@ -94,25 +94,25 @@ class CudaRunnerTest : public testing::Test {
 
   // Both read the prompt and then the tokens that the CPU chooses. At each one the GPU chooses the
   // same, except for ties. Both begin with the same number of cached tokens, at least `cached`.
-  void ExpectSameAnswer(Runner& cpu, Runner& gpu, const Key& key, int cached) {
+  void ExpectSameTokens(Runner& cpu, Runner& gpu, const Key& key, int cached) {
     SCOPED_TRACE(key.name);
     const std::vector<int32_t> prompt = tokenizer_->Encode(Prompt(key));
     const auto expected = cpu.Begin(prompt, {}).value();
     const auto sequence = gpu.Begin(prompt, {}).value();
     EXPECT_EQ(sequence->cached_tokens(), expected->cached_tokens());
     EXPECT_GE(sequence->cached_tokens(), cached);
-    std::vector<int32_t> answer;
+    std::vector<int32_t> generated;
     auto fresh = std::span(prompt).subspan(expected->cached_tokens());
-    for (int i = 0; i < kAnswerTokens; ++i) {
+    for (int i = 0; i < kGeneratedTokens; ++i) {
       const auto best = expected->Forward(fresh, models::LogitRows::kLast);
       const auto logits = sequence->Forward(fresh, models::LogitRows::kLast);
       ASSERT_TRUE(best.ok()) << best.status();
       ASSERT_TRUE(logits.ok()) << logits.status();
       EXPECT_LE(Compare(logits->last(), best->last()).margin, kTie) << "token " << i;
-      answer.push_back(models::GreedyToken(best->last()));
-      fresh = std::span(answer).last(1);
+      generated.push_back(models::GreedyToken(best->last()));
+      fresh = std::span(generated).last(1);
     }
-    EXPECT_THAT(tokenizer_->Decode(answer), testing::HasSubstr(key.digits));
+    EXPECT_THAT(tokenizer_->Decode(generated), testing::HasSubstr(key.digits));
     ASSERT_TRUE(expected->Finish().ok());
     ASSERT_TRUE(sequence->Finish().ok());
     EXPECT_TRUE(cpu.WaitPublished(kPatience).ok());
@@ -153,14 +153,14 @@ TEST_F(CudaRunnerTest, LogitsAreTheCpusWithinBf16) {
   EXPECT_LT(other, expected.rows / 50);
 }
 
-TEST_F(CudaRunnerTest, AnswersAsTheCpuDoesAndFromItsOwnAndTheCpusPages) {
+TEST_F(CudaRunnerTest, GeneratesTheCpusTokensFromItsOwnAndTheCpusPages) {
   client::MemoryClient store;
-  ExpectSameAnswer(*OnCpu(nullptr), *OnGpu(&store), kKeys[0], 0);
+  ExpectSameTokens(*OnCpu(nullptr), *OnGpu(&store), kKeys[0], 0);
   for (const Key& key : kKeys) {
     // Pages published by the GPU are attended by other workers on both back ends.
     const auto cpu = OnCpu(&store), gpu = OnGpu(&store);
     const int prompt = static_cast<int>(tokenizer_->Encode(Prompt(key)).size());
-    ExpectSameAnswer(*cpu, *gpu, key, prompt - 256 - 2 * 64);
+    ExpectSameTokens(*cpu, *gpu, key, prompt - 256 - 2 * 64);
     EXPECT_EQ(cpu->counters().verify_failures, 0u);
     EXPECT_EQ(gpu->counters().verify_failures, 0u);
   }
@@ -173,7 +173,7 @@ TEST_F(CudaRunnerTest, AnswersAsTheCpuDoesAndFromItsOwnAndTheCpusPages) {
     ASSERT_TRUE(sequence->Finish().ok());
     ASSERT_TRUE(writer->WaitPublished(kPatience).ok());
   }
-  ExpectSameAnswer(*OnCpu(&cpus), *OnGpu(&cpus), kKeys[1], 1024);
+  ExpectSameTokens(*OnCpu(&cpus), *OnGpu(&cpus), kKeys[1], 1024);
 }
 
 TEST_F(CudaRunnerTest, DamagedPagesAreDataLoss) {

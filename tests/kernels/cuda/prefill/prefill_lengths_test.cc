@@ -7,7 +7,7 @@
 
 #include "kernels/bf16.h"
 #include "kernels/tile_codec.h"
-#include "tests/kernels/cuda/prefill_case.h"
+#include "tests/kernels/cuda/prefill/prefill_case.h"
 
 namespace crumb::kernels::cuda {
 namespace {

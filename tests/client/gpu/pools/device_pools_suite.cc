@@ -18,7 +18,7 @@
 #include "gtest/gtest.h"
 #include "tests/client/gpu/counting_device.h"
 #include "tests/client/gpu/device_run.h"
-#include "tests/client/gpu/pool_player.h"
+#include "tests/client/gpu/pools/pool_player.h"
 #include "tests/client/gpu/process_use.h"
 #include "tests/client/memory_client.h"
 #include "tests/client/sequence_model.h"
@@ -191,7 +191,7 @@ TEST_F(DevicePoolsTest, PagesOfHostMemoryAreLoadedOnceForAll) {
   EXPECT_EQ(attends.Stop(), 0);
 }
 
-TEST_F(DevicePoolsTest, PagesAreCopiedToCrumbdAtOnceWhenAsked) {
+TEST_F(DevicePoolsTest, PagesAreCopiedToCrumbdAtOnceWhenRequested) {
   PlayerOptions options = Options();
   options.write_through = true;
   PoolPlayer writer(options);
@@ -338,7 +338,7 @@ TEST_F(DevicePoolsTest, PeersAreCopiedFromAndVerified) {
 
 // A page of another process in the pool changes in device memory. A process that attends it detects
 // that by crumbd's checksums, and crumbd gives the page to no process any more.
-TEST_F(DevicePoolsTest, ADamagedPageIsFoundAndGivenToNobody) {
+TEST_F(DevicePoolsTest, ADamagedPageIsFoundAndGivenToNoProcess) {
   constexpr int kDamaged = 4, kRest = kDamaged * 64;
   PoolPlayer writer(Options());
   PlayerOptions options = Options();

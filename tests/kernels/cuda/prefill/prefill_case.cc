@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/kernels/cuda/prefill_case.h"
+#include "tests/kernels/cuda/prefill/prefill_case.h"
 
 #include <algorithm>
 #include <cmath>

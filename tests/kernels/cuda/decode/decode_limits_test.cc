@@ -7,7 +7,7 @@
 
 #include "kernels/cuda/decode/decode_attention.h"
 #include "kernels/cuda/decode/plan.h"
-#include "tests/kernels/cuda/decode_case.h"
+#include "tests/kernels/cuda/decode/decode_case.h"
 
 namespace crumb::kernels::cuda {
 namespace {

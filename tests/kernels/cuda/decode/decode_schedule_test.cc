@@ -6,7 +6,7 @@
 #include <cstdio>
 
 #include "kernels/cuda/decode/decode_attention.h"
-#include "tests/kernels/cuda/decode_case.h"
+#include "tests/kernels/cuda/decode/decode_case.h"
 
 namespace crumb::kernels::cuda {
 namespace {
@@ -126,7 +126,7 @@ std::vector<Decided> DecidedByThePlan() {
   };
 }
 
-TEST(DecodeAttention, ThePlanTakesTheFormThatLengthsAskFor) {
+TEST(DecodeAttention, ThePlanTakesTheFormThatLengthsRequire) {
   CRUMB_NEEDS_DEVICE();
   if (!Serves(DecodeForm::kClusters, {}, 1))
     GTEST_SKIP() << "needs compute capability 9.0, for clusters";

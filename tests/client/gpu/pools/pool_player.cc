@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/client/gpu/pool_player.h"
+#include "tests/client/gpu/pools/pool_player.h"
 
 #include <signal.h>
 #include <spawn.h>
@@ -183,8 +183,8 @@ int Serve(const PlayerOptions& options, const std::string& outputs, int socket) 
     while (true) {
       const ssize_t size = ::recv(socket, line.data(), line.size(), 0);
       if (size <= 0) break;
-      const std::string answer = player.Do(line.substr(0, static_cast<size_t>(size)));
-      if (::send(socket, answer.data(), answer.size(), MSG_NOSIGNAL) < 0) break;
+      const std::string response = player.Do(line.substr(0, static_cast<size_t>(size)));
+      if (::send(socket, response.data(), response.size(), MSG_NOSIGNAL) < 0) break;
     }
   }
   return testing::UnitTest::GetInstance()->ad_hoc_test_result().Failed() ? 1 : 0;
@@ -194,8 +194,8 @@ int Serve(const PlayerOptions& options, const std::string& outputs, int socket) 
 
 std::vector<int32_t> PlayerTokens(uint32_t seed) { return RandomTokens(kTokens, 1000 + seed); }
 
-int64_t NumberIn(const std::string& answer, const std::string& word) {
-  std::istringstream in(answer);
+int64_t NumberIn(const std::string& response, const std::string& word) {
+  std::istringstream in(response);
   std::string next;
   int64_t number = -1;
   while (in >> next) {
@@ -230,11 +230,11 @@ PoolPlayer::PoolPlayer(const PlayerOptions& options)
 PoolPlayer::~PoolPlayer() { Kill(); }
 
 std::string PoolPlayer::Do(const std::string& command) {
-  std::string answer(4096, '\0');
+  std::string response(4096, '\0');
   if (::send(socket_, command.data(), command.size(), MSG_NOSIGNAL) < 0) return "";
-  const ssize_t size = ::recv(socket_, answer.data(), answer.size(), 0);
-  answer.resize(size > 0 ? static_cast<size_t>(size) : 0);
-  return answer;
+  const ssize_t size = ::recv(socket_, response.data(), response.size(), 0);
+  response.resize(size > 0 ? static_cast<size_t>(size) : 0);
+  return response;
 }
 
 std::vector<float> PoolPlayer::OutputsOf(uint32_t seed) const {

@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/pages/fetch.h"
+#include "kernels/cuda/pages/pages.h"
 
 #include <random>
 
-#include "tests/kernels/cuda/crc32c_oracle.h"
 #include "tests/kernels/cuda/device_buffer.h"
+#include "tests/kernels/cuda/pages/crc32c_oracle.h"
 
 namespace crumb::kernels::cuda {
 namespace {

@@ -12,8 +12,8 @@
 #include "kernels/fp16.h"
 #include "kernels/quantize.h"
 #include "kernels/tile_codec.h"
-#include "tests/kernels/cuda/crc32c_oracle.h"
-#include "tests/kernels/cuda/evict_case.h"
+#include "tests/kernels/cuda/evict/evict_case.h"
+#include "tests/kernels/cuda/pages/crc32c_oracle.h"
 
 namespace crumb::kernels::cuda {
 namespace {

@@ -28,7 +28,7 @@ class KeptHandles final : public PoolSession, public PoolLink {
   uint32_t next = 0;
   absl::Status offers;             // the result of Offer, unless it takes the handle
   std::function<uint64_t()> give;  // the bytes that Reclaim frees
-  int asked = 0;                   // number of calls of Handles
+  int requested = 0;               // number of calls of Handles
 
   std::vector<PoolHandle> From(uint32_t first) const {
     std::vector<PoolHandle> found;
@@ -44,7 +44,7 @@ class KeptHandles final : public PoolSession, public PoolLink {
   bool connected() const override { return true; }
   std::vector<PoolHandle> TakeFirstHandles() override { return From(0); }
   absl::StatusOr<std::vector<PoolHandle>> Handles(uint32_t first) override {
-    ++asked;
+    ++requested;
     return From(first);
   }
   absl::StatusOr<uint32_t> Offer(int fd, uint64_t bytes_max) override {
@@ -133,9 +133,9 @@ TEST_F(PoolRangeTest, GrowsToItsSizeAndOthersSeeTheSameMemory) {
   EXPECT_EQ(At(*reader, 5)[kSlot - 1], 'f');
   ASSERT_TRUE(reader->Reach(&crumbd_, 0).ok());
   EXPECT_EQ(At(*reader, 1)[0], 'b');
-  const int asked = crumbd_.asked;
+  const int requested = crumbd_.requested;
   for (uint64_t slot = 0; slot < 6; ++slot) ASSERT_TRUE(reader->Reach(&crumbd_, slot).ok());
-  EXPECT_EQ(crumbd_.asked, asked);
+  EXPECT_EQ(crumbd_.requested, requested);
 }
 
 TEST_F(PoolRangeTest, SlotsThatThereAreNot) {

@@ -78,7 +78,7 @@ class PoolPlayer {
 };
 
 // Returns the number behind a word of a response.
-int64_t NumberIn(const std::string& answer, const std::string& word);
+int64_t NumberIn(const std::string& response, const std::string& word);
 
 // Runs a player's main function if the arguments say that this process is one; otherwise returns
 // -1.

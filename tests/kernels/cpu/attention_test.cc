@@ -9,8 +9,8 @@
 
 #include "gtest/gtest.h"
 #include "kernels/reference/reference.h"
-#include "tests/kernels/attention_case.h"
-#include "tests/kernels/each_isa.h"
+#include "tests/kernels/cpu/attention_case.h"
+#include "tests/kernels/cpu/each_isa.h"
 #include "tests/kernels/shapes.h"
 
 namespace crumb::kernels {
@@ -174,7 +174,7 @@ TEST_P(AttentionTest, LseMayBeNull) {
   attention.ExpectMatchesReference();
 }
 
-TEST_P(AttentionTest, OnlyTheHeadsAskedForAreWritten) {
+TEST_P(AttentionTest, OnlyTheRequestedHeadsAreWritten) {
   AttentionSizes sizes;
   sizes.kv_heads = 4;
   sizes.heads = 2;

@@ -35,7 +35,7 @@ constexpr int kBlanks = 2;
 class ModelCrumbd final : public PoolLink {
  public:
   // Called without the lock, once.
-  std::function<void()> before_claim, before_told, before_handles;
+  std::function<void()> before_claim, before_mark, before_handles;
   // The connection breaks before the next response of that kind arrives, once.
   std::atomic<bool> lose_reserve{false}, lose_claim{false};
 
@@ -114,14 +114,14 @@ class ModelCrumbd final : public PoolLink {
     return connection_;
   }
   // Slots whose claims named the page in them.
-  std::set<uint64_t> told_pages() const {
+  std::set<uint64_t> claimed_pages() const {
     MutexLock lock(&mutex_);
-    return told_pages_;
+    return claimed_pages_;
   }
   // Returns whether the mark was reported over the present connection.
-  bool WasTold() const {
+  bool KnowsMark() const {
     MutexLock lock(&mutex_);
-    return told_ == connection_;
+    return mark_connection_ == connection_;
   }
   // Slots that another worker could get; none while a process may still claim its slots.
   std::set<uint64_t> Free() const {
@@ -169,12 +169,13 @@ class ModelCrumbd final : public PoolLink {
   mutable Mutex mutex_;
   uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 1;
   int connection_ ABSL_GUARDED_BY(mutex_) = 1;
-  int told_ ABSL_GUARDED_BY(mutex_) = 0;  // the connection over which the mark was reported last
+  int mark_connection_ ABSL_GUARDED_BY(mutex_) =
+      0;  // the connection over which the mark was reported last
   bool down_ ABSL_GUARDED_BY(mutex_) = false;
   bool recovering_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<uint32_t, UniqueFd> handles_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, std::set<int>> holders_ ABSL_GUARDED_BY(mutex_);
-  std::set<uint64_t> told_pages_ ABSL_GUARDED_BY(mutex_);
+  std::set<uint64_t> claimed_pages_ ABSL_GUARDED_BY(mutex_);
   Mutex listening_;
   PoolListener* listener_ ABSL_GUARDED_BY(listening_) = nullptr;
 };
@@ -221,7 +222,7 @@ class ModelCrumbd::Session final : public PoolSession {
       if (!ConnectedLocked()) return absl::UnavailableError("");
       if (!crumbd_.recovering_) return absl::FailedPreconditionError("");
       for (const SlotClaim& claim : claims) {
-        if (claim.header.has_value()) crumbd_.told_pages_.insert(claim.slot);
+        if (claim.header.has_value()) crumbd_.claimed_pages_.insert(claim.slot);
       }
       if (keyspace != KeyspaceId()) return absl::NotFoundError("no worker has opened it yet");
       for (const SlotClaim& claim : claims) crumbd_.holders_[claim.slot].insert(connection_);
@@ -232,11 +233,11 @@ class ModelCrumbd::Session final : public PoolSession {
   }
   absl::Status ReportMark(uint64_t mark) override {
     EXPECT_NE(mark, 0u);
-    Call(crumbd_.before_told);
+    Call(crumbd_.before_mark);
     MutexLock lock(&crumbd_.mutex_);
     if (!ConnectedLocked()) return absl::UnavailableError("");
     crumbd_.recovering_ = false;  // no other process uses the pool
-    crumbd_.told_ = connection_;
+    crumbd_.mark_connection_ = connection_;
     return absl::OkStatus();
   }
   absl::StatusOr<std::vector<uint64_t>> Reserve(int count, Duration) override {
@@ -329,7 +330,8 @@ class DevicePoolTest : public testing::Test {
   // Blocks until the pool is joined over the present connection.
   void AwaitJoined() {
     EXPECT_TRUE(Eventually([&] {
-      return crumbd_.WasTold() && pool_->id() != PoolId() && pool_->stats().blank_slots == kBlanks;
+      return crumbd_.KnowsMark() && pool_->id() != PoolId() &&
+             pool_->stats().blank_slots == kBlanks;
     }));
   }
   // Returns a slot that is not held.
@@ -363,7 +365,7 @@ TEST_F(DevicePoolTest, ALeaseHoldsItsSlotAsLongAsTheSlotIsHeld) {
 }
 
 // Slots that are held while there is no crumbd are reported to the next one.
-TEST_F(DevicePoolTest, ALeaseOfTheFormerCrumbdHoldsUntilTheNextIsToldOfIt) {
+TEST_F(DevicePoolTest, ALeaseOfTheFormerCrumbdHoldsUntilTheNextKnowsThePool) {
   const uint64_t slot = AnyFree();
   const auto lease = crumbd_.LeaseOf(slot);
   crumbd_.Stop();
@@ -378,17 +380,17 @@ TEST_F(DevicePoolTest, ALeaseOfTheFormerCrumbdHoldsUntilTheNextIsToldOfIt) {
 
 // A lease of the former crumbd holds nothing any more after held slots were reported to the next
 // crumbd, because that may reserve the other slots.
-TEST_F(DevicePoolTest, ALeaseOfTheFormerCrumbdIsRefusedOnceTheNextWasTold) {
+TEST_F(DevicePoolTest, ALeaseOfTheFormerCrumbdIsRefusedOnceTheNextKnowsThePool) {
   const auto kept = pool_->TakeBlank();
   ASSERT_NE(kept, nullptr);
   for (const bool claims_sent : {false, true}) {
-    SCOPED_TRACE(claims_sent ? "before the roster's mark is told" : "before the claims are sent");
+    SCOPED_TRACE(claims_sent ? "before the roster's mark is sent" : "before the claims are sent");
     AwaitJoined();
     const uint64_t slot = AnyFree();
     const auto lease = crumbd_.LeaseOf(slot);
     absl::StatusOr<std::vector<std::shared_ptr<const DeviceSlot>>> held;
     bool called = false;
-    (claims_sent ? crumbd_.before_told : crumbd_.before_claim) = [&] {
+    (claims_sent ? crumbd_.before_mark : crumbd_.before_claim) = [&] {
       held = Hold(lease);
       called = true;
     };
@@ -473,7 +475,7 @@ TEST_F(DevicePoolTest, SlotsOfALostClaimAreHeldOnce) {
 }
 
 // The next crumbd holds the slot of a damaged page, and does not know the page.
-TEST_F(DevicePoolTest, AWithdrawnPageIsNotToldToTheNextCrumbd) {
+TEST_F(DevicePoolTest, AWithdrawnPageIsNotReportedToTheNextCrumbd) {
   std::vector<DevicePool::Fragment> fragments;
   for (uint8_t i = 0; i < 2; ++i) {
     DevicePool::Fragment& fragment = fragments.emplace_back();
@@ -489,7 +491,7 @@ TEST_F(DevicePoolTest, AWithdrawnPageIsNotToldToTheNextCrumbd) {
       pool_->Withdraw({&damaged, 1}, {&fragments[1].header.key, 1}, std::chrono::seconds(20)).ok());
   crumbd_.Restart();
   AwaitJoined();
-  EXPECT_THAT(crumbd_.told_pages(), UnorderedElementsAre(sound));
+  EXPECT_THAT(crumbd_.claimed_pages(), UnorderedElementsAre(sound));
   for (const uint64_t slot : {sound, damaged}) {
     EXPECT_THAT(crumbd_.HoldersOf(slot), UnorderedElementsAre(crumbd_.connection()));
   }
@@ -543,7 +545,7 @@ TEST_F(DevicePoolTest, ClaimsAndTheRostersMarkReachOneCrumbd) {
     SCOPED_TRACE(restarts ? "crumbd dies" : "the connection breaks");
     AwaitJoined();
     int calls = 0;
-    crumbd_.before_told = [&] {
+    crumbd_.before_mark = [&] {
       ++calls;
       restarts ? crumbd_.Restart() : crumbd_.Reconnect();
     };

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "tests/kernels/cuda/decode_case.h"
+#include "tests/kernels/cuda/decode/decode_case.h"
 
 namespace crumb::kernels::cuda {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/kernels/attention_case.h"
+#include "tests/kernels/cpu/attention_case.h"
 
 #include <cmath>
 #include <cstdlib>

@@ -10,7 +10,7 @@
 #include "kernels/cuda/evict/evict.h"
 #include "kernels/quantize.h"
 #include "tests/kernels/cuda/device_buffer.h"
-#include "tests/kernels/cuda/evict_inputs.h"
+#include "tests/kernels/cuda/evict/evict_inputs.h"
 
 namespace crumb::kernels::cuda {
 
