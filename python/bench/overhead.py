@@ -7,13 +7,13 @@
 
 The sequence is the smallest there is (one layer, one KV head of 64, one token held), so that nearly
 all of a call is Python, ctypes and the C interface. "arithmetic" is the time of the same two calls
-with addresses at hand, which is what no wrapper can go below. Prints microseconds of processor
+with addresses at hand, a lower bound of every wrapper. Prints microseconds of processor
 time of an append and an attend together: the least and the median of several runs.
 
 "batch" is a Batch's append and attend on their way to a C function that does nothing, with tensors
 on the CPU for those of a GPU: all of it is Python and ctypes. On a machine with a GPU, and with a
 library that was built with CUDA, a Batch of a GpuWorker follows: its methods, with the launches;
-the same with addresses at hand; and what Python and ctypes are of the first.
+the same with addresses at hand; and the share of Python and ctypes in the first.
 """
 
 import argparse

@@ -14,9 +14,9 @@ decodes greedily, with nothing else on the GPU:
     generate eager   crumb.generate without one
 
 ms a step is the mean of --steps steps behind --warm-up of them. The host waits for the device at
-the end of each; crumb.generate waits for the step before. GB of cache is what holds keys and values
-of the prompts; peak GB is the device's memory in use while decoding, weights included: what torch
-has had at once, and what lies outside torch. With --tiny a small model runs on whatever device
+the end of each; crumb.generate waits for the step before. GB of cache is the memory of the prompts' keys
+and values; peak GB is the device's memory in use while decoding, weights included: torch's peak
+and the memory outside torch. With --tiny a small model runs on whatever device
 there is, to try the script.
 """
 

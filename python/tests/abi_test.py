@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""The package's declarations of the C interface against what a C++ compiler reads in its headers,
-and against the functions that the library exports."""
+"""Compares the package's declarations of the C interface with a C++ compiler's reading of its
+headers, and with the functions that the library exports."""
 
 import ctypes
 import json

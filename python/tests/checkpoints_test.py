@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""Digests tell checkpoints and adapters apart: without crumbd and without the library."""
+"""Digests distinguish checkpoints and adapters: without crumbd and without the library."""
 
 import importlib.util
 import json

@@ -55,7 +55,7 @@ class ClientTest(support.CrumbdTest):
         page, digest, tiles = seen[0]
         self.assertEqual((page, digest), (0, hashlib.sha256(self.tiles).digest()))
         with self.assertRaises(ValueError):
-            tiles[0]  # the memory was crumbd's answer, valid during the call only
+            tiles[0]  # the memory was crumbd's response, valid during the call only
 
     def test_a_receiver_that_raises_ends_the_get(self):
         fragment = self.fragment(b"raises")
@@ -129,7 +129,7 @@ class ClientTest(support.CrumbdTest):
         dropped = crumb.Client(self.folder)
         dropped.wait_connected(support.SECONDS)
         self.wait_for_sessions(sessions)
-        del dropped  # without close: the garbage collector closes it
+        del dropped  # the garbage collector closes it
         gc.collect()
         self.wait_for_sessions(sessions - 1)
 

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """crumb.blocks in a GPU's memory, against the same on the CPU: gpu_blocks_test.py [--build DIR]
 
-Needs what gpu_test.py needs, and exits with 77 where there is no device. Pools are filled with NaN,
-so that a block that is read and was not written is noticed.
+Has the requirements of gpu_test.py, and exits with 77 where there is no device. Pools are filled
+with NaN, so that a block that is read and was not written is noticed.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks what GpuWorker and Batch pass to the C library, without a GPU: the library's device
-functions are replaced by ones that record their arguments. That the calls compute is gpu_test.py's
+"""Checks the arguments that GpuWorker and Batch pass to the C library, without a GPU: the library's
+device functions are replaced by ones that record their arguments. That the calls compute is gpu_test.py's
 matter."""
 
 import ctypes
@@ -46,7 +46,7 @@ class Recorder:
 
 
 class Tensor:
-    """As much of a CUDA tensor as the package looks at."""
+    """The members of a CUDA tensor that the package reads."""
 
     def __init__(self, torch, address, shape, dtype=None, device="cuda:3", contiguous=True):
         self.shape, self.dtype = torch.Size(shape), dtype or torch.bfloat16

@@ -4,8 +4,8 @@
 """crumb.Transfer with a paged cache on a GPU, against one on the CPU: gpu_transfer_test.py [--build
 DIR]
 
-Needs what gpu_test.py needs, and exits with 77 where there is no device. Caches have the layouts of
-vLLM on a GPU: [blocks, heads, tokens, 2 * head_dim], token-major or head-major.
+Has the requirements of gpu_test.py, and exits with 77 where there is no device. Caches have the
+layouts of vLLM on a GPU: [blocks, heads, tokens, 2 * head_dim], token-major or head-major.
 """
 
 import argparse
@@ -121,7 +121,7 @@ class GpuTransferTest(unittest.TestCase):
                         load.layers()
                     with self.load(self.transfer(model, on_gpu), on_gpu) as load:
                         load.layers()
-                    # The same tiles, dequantized by CPU and GPU.
+                    # CPU and GPU have dequantized the same tiles.
                     self.compare(on_gpu, on_cpu, 0.0 if history == "bf16" else 2.6e-3)
                     # The CPU's quantizer over the same rows; a few codes round differently.
                     for memory, given in zip(alone.layers, source.layers):

@@ -105,7 +105,7 @@ class Source:
     def __init__(self, architecture="llama", *, pre="smollm", **options):
         self.architecture = architecture
         self.tensors = random_tensors(architecture, **options)
-        self.types = {}  # by the name of Hugging Face's file; F32 where none is given
+        self.types = {}  # indexed by the name of Hugging Face's file; F32 if none is given
         self.extra_tensors = {}
         a = architecture
         self.integers = {

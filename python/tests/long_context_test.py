@@ -28,7 +28,7 @@ import train  # noqa: E402
 from model import Decoder, Shape, causal_attention, load, save  # noqa: E402
 
 SMALL = tasks.Vocabulary(symbols=256, words=64)
-RUN_FIELDS = {"command", "commit", "machine", "torch", "weights_sha256"}  # of every result
+RUN_FIELDS = {"command", "commit", "machine", "torch", "weights_sha256"}  # fields of every result
 torch.set_num_threads(1)  # the machine may be busy
 
 
@@ -160,7 +160,7 @@ class QuestionsTest(unittest.TestCase):
         low, high = questions.wilson(500, 500)
         self.assertAlmostEqual(low, 0.99238, places=4)
         self.assertAlmostEqual(high, 1.0)
-        low, high = questions.wilson(250, 500)  # of a table: 0.456 to 0.544
+        low, high = questions.wilson(250, 500)  # a table says 0.456 to 0.544
         self.assertAlmostEqual(low, 0.4563, places=3)
         self.assertAlmostEqual(high, 0.5437, places=3)
         base = [[True] * 4] * 10

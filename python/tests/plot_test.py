@@ -18,7 +18,7 @@ SPEC.loader.exec_module(plot)
 
 
 class Axes:
-    """Records what is drawn."""
+    """Records the drawing calls."""
 
     def __init__(self):
         self.points, self.calls = {}, []

@@ -28,7 +28,7 @@ class HostileTest(SglangLinkerTest):
         self.stored(writer, TOKENS[:3 * PAGE])
         req, result = reader.match(TOKENS[:3 * PAGE + 1])
         with mock.patch.object(linker_module, "LEASE_SECONDS", 0.0):
-            reader.linker.num_completed_offloads()  # as at the next step
+            reader.linker.num_completed_offloads()  # the next step calls it
         self.assert_computes(reader, req, result)
         self.assertEqual(reader.linker.counters.refused_loads, 1)
         self.assertEqual(len(reader.load(TOKENS[:3 * PAGE + 1])), 3 * PAGE)
@@ -44,7 +44,7 @@ class HostileTest(SglangLinkerTest):
         self.assertEqual(reader.load_back(*last), 3 * PAGE)
         self.assertEqual(reader.step(last[0]), [])
 
-    def test_a_lookup_that_is_repeated_asks_crumbd_once(self):
+    def test_a_repeated_lookup_sends_one_request(self):
         writer, reader = self.pair()
         self.stored(writer, TOKENS[:3 * PAGE])
         req, _ = reader.match(TOKENS[:3 * PAGE + 1])
@@ -117,7 +117,7 @@ class HostileTest(SglangLinkerTest):
         writer.finish_offloads()
         self.assertEqual(len(reader.load(TOKENS[:3 * PAGE + 1])), 3 * PAGE)
 
-    def test_offloads_are_bounded_and_answered_in_order(self):
+    def test_offloads_are_bounded_and_completed_in_order(self):
         writer, reader = self.pair(offloads_max=1)
         writer.compute(TOKENS[:2 * PAGE])
         writer.compute(TOKENS[5 * PAGE:7 * PAGE])

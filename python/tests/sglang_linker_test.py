@@ -142,7 +142,7 @@ class ExactPagesTest(SglangLinkerTest):
 
 
 class RustTreeTest(ExactPagesTest):
-    """The same over SGLang's radix tree in Rust."""
+    """The tests above over SGLang's radix tree in Rust."""
 
     core = "rust"
 

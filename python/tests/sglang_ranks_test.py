@@ -79,7 +79,7 @@ class SglangRanksTest(support.CrumbdTest):
             children.append(child)
         self.assertEqual([os.waitpid(child, 0)[1] for child in children], [0] * RANKS)
 
-        # A single rank with all heads loads what the two have stored.
+        # A single rank with all heads loads the pages that the two have stored.
         one.publish_configuration()
         whole = one.Engine(self.folder, 30, history="bf16", weights="ranks")
         self.addCleanup(whole.linker.close)

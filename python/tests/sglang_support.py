@@ -104,7 +104,7 @@ class Engine:
         return before
 
     def match(self, tokens, req=None, **named):
-        """(request, result): host_hit_length is what crumbd supplies."""
+        """(request, result): host_hit_length is the number of tokens that crumbd supplies."""
         req = req or self.request()
         result = self.cache.match_prefix(MatchPrefixParams(key=self.key(tokens, **named), req=req))
         req.last_node = result.last_device_node

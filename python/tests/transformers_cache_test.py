@@ -20,8 +20,8 @@ if torch is not None and transformers is not None:
     torch.set_num_threads(1)  # threads of so small models only wait for each other
     from crumb.transformers import CrumbCache, check_supported, open_worker, weights_digest
 
-# Bounds of ||found - expected|| / ||expected|| over all logits; in parentheses what was measured.
-# The same BF16 rows, summed in another order (4e-5): single rows round to the other neighbour.
+# Bounds of ||found - expected|| / ||expected|| over all logits; in parentheses the measured values.
+# Equal BF16 rows, summed in another order (4e-5): single rows round to the other neighbour.
 SAME_ROWS = 1e-3
 # Rows that the reference keeps in F32 and the cache in BF16 (3e-3): 2^-9 a row, in three layers.
 BF16_ROWS = 8e-3
@@ -127,7 +127,7 @@ class Rows:
 
 @unittest.skipIf(torch is None or transformers is None, "needs torch and transformers")
 class ShortContextTest(unittest.TestCase):
-    """Without crumbd: contexts within sink and recent window, and what the cache refuses."""
+    """Without crumbd: contexts within sink and recent window; inputs that the cache refuses."""
 
     def test_logits_are_those_of_eager_attention_over_bf16_rows(self):
         ids = prompt(200)
@@ -289,7 +289,7 @@ class ShortContextTest(unittest.TestCase):
             with CrumbCache(model, ids) as cache, self.assertRaises(crumb.Error):
                 model.generate(ids, past_key_values=cache, max_new_tokens=4, **options)
 
-    def test_digests_tell_weights_apart(self):
+    def test_digests_distinguish_weights(self):
         model = model_of("Llama", 64)
         before = weights_digest(model)
         self.assertEqual(weights_digest(model_of("Llama", 64)), before)
@@ -396,7 +396,7 @@ class HistoryTest(support.CrumbdTest):
             worker.wait_published(support.SECONDS)
             longer = torch.cat([tokens, prompt(300, seed=4)], 1)
             with CrumbCache(model, longer, worker=worker) as cache:
-                self.assertEqual(cache.cached_tokens, [448])  # pages of the answer, too
+                self.assertEqual(cache.cached_tokens, [448])  # including pages of the output
                 generate(model, longer, cache)
                 self.assertEqual(cache.get_seq_length(), 777)
                 cache.reset()

@@ -100,7 +100,7 @@ class GenerateTest(unittest.TestCase):
     def test_samples_have_the_probabilities_of_the_model(self):
         """Compares 20,000 samples of a fixed seed with the temperature's probabilities."""
         probabilities = torch.tensor([0.4, 0.3, 0.2, 0.1])
-        logits = (probabilities.log() * 2).expand(20000, 4)  # at temperature 2
+        logits = (probabilities.log() * 2).expand(20000, 4)  # temperature 2
         for top_p, expected in ((1.0, probabilities), (0.9, torch.tensor([4, 3, 2, 0]) / 9),
                                 (0.41, torch.tensor([4, 3, 0, 0]) / 7),
                                 (0.01, torch.tensor([1, 0, 0, 0]))):

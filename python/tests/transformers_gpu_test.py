@@ -5,7 +5,7 @@
 
 The references are the same models on the CPU, transformers' own attention over rows rounded to
 BF16, and the same over pages that crumb.Transfer dequantizes. Models have random weights and
-compute in F32, so that attention is the only difference. What is needed, and --build: as for
+compute in F32, so that attention is the only difference. Requirements and --build are those of
 gpu_test.py. Each difference that a bound is compared with is printed.
 """
 
@@ -24,8 +24,8 @@ import develop  # noqa: E402
 
 OPTIONS = argparse.Namespace()
 SKIPPED = 77
-# Bounds of ||found - expected|| / ||expected|| over all logits; what was measured is printed.
-# The same BF16 rows, attended by tensor cores, which round probabilities to BF16.
+# Bounds of ||found - expected|| / ||expected|| over all logits; the measured values are printed.
+# Equal BF16 rows, attended by tensor cores, which round probabilities to BF16.
 SAME_ROWS = 1e-2
 # INT2 rows: the GPU's and the CPU's quantization choose the same codes but for ties.
 INT2_ROWS = 2e-2
@@ -223,7 +223,7 @@ class TransformersGpuTest(unittest.TestCase):
 
 
 def warm(folder):
-    """The second process: prints the cached tokens of a prompt, and what follows it."""
+    """The second process: prints the cached tokens of a prompt, and the tokens that follow it."""
     import support
     import transformers_cache_test as small
     from crumb.transformers import CrumbCache
@@ -255,7 +255,7 @@ def main():
         if OPTIONS.build is not None:
             staged = str(develop.stage(OPTIONS.build, pathlib.Path(folder)))
             sys.path.insert(0, staged)
-            os.environ["PYTHONPATH"] = staged  # for the second process
+            os.environ["PYTHONPATH"] = staged  # the second process reads it
         result = unittest.main(argv=[sys.argv[0], "-v", *rest], exit=False).result
     return 0 if result.wasSuccessful() else 1
 

@@ -217,9 +217,9 @@ class LookupsTest(RequestsCase):
         tracker.close()
         self.assertEqual(FakeLease.open_leases, 0)
 
-    def test_the_policy_hears_how_long_pages_took_to_arrive(self):
+    def test_the_policy_receives_the_time_that_pages_took_to_arrive(self):
         self.store.pages.update(self.store.keys(b"", range(640), [requests.NO_EXTRA] * 10))
-        for waiting, arrived, late, heard in ((True, 0, False, []), (True, 3, False, [192]),
+        for waiting, arrived, late, received in ((True, 0, False, []), (True, 3, False, [192]),
                                               (True, 0, True, [0]), (False, 0, True, [])):
             chooser = FakePolicy(waiting=lambda tokens, wait=waiting: wait)
             tracker = self.make(exact=True, policy=chooser)
@@ -227,7 +227,7 @@ class LookupsTest(RequestsCase):
             self.store.deadlines.clear()
             self.assertEqual(tracker.matched_tokens(Request("a", range(640)), 0), 576)
             self.assertEqual(self.store.deadlines, [0.1 if waiting else 0.0])
-            self.assertEqual([tokens for tokens, _ in chooser.heard], heard)
+            self.assertEqual([tokens for tokens, _ in chooser.received], received)
             tracker.finished("a")
 
 

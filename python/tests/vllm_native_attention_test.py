@@ -38,7 +38,7 @@ class Settings:
 
 
 class Blocks:
-    """BlockAttention and DeviceBlockAttention: keeps what it was opened with."""
+    """BlockAttention and DeviceBlockAttention: keeps the arguments that it was opened with."""
 
     device_bytes = 1 << 20
 

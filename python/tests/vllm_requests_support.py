@@ -36,7 +36,7 @@ class FakeLease:
 
 
 class FakeStore:
-    """Has pages in a set; a page's key tells all that it depends on."""
+    """Has pages in a set; a page's key contains everything that it depends on."""
 
     def __init__(self):
         self.pages = set()
@@ -71,11 +71,11 @@ class FakeStore:
 
 
 class FakePolicy:
-    """Notes what it hears."""
+    """Records its calls."""
 
     def __init__(self, loading=lambda tokens: True, waiting=lambda tokens: True):
         self.loading, self.waiting = loading, waiting
-        self.heard, self.queued = [], []
+        self.received, self.queued = [], []
 
     def worth_loading(self, tokens, queued_tokens=0):
         self.queued.append(queued_tokens)
@@ -85,7 +85,7 @@ class FakePolicy:
         return self.waiting(tokens)
 
     def arrived(self, tokens, seconds):
-        self.heard.append((tokens, seconds))
+        self.received.append((tokens, seconds))
 
 
 class Request(types.SimpleNamespace):

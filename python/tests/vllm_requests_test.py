@@ -145,7 +145,7 @@ class RequestsTest(RequestsCase):
         self.assertEqual(tracker.stores(step(new=[("b", range(60), 576, 264)])), [])
         tracker.finished("b")
         self.assertTrue(tracker.reset())
-        # The one that waited finds nothing, and what it stores is found again.
+        # The one that waited finds nothing, and the pages that it stores are found again.
         self.assertEqual(self.run_prompt(tracker, waiting, range(40))[0], 0)
         self.assertEqual(self.run_prompt(tracker, Request("d", range(640)), range(40))[0], 576)
         other = self.make(exact=True, engine_id=b"another engine")

@@ -138,7 +138,7 @@ class PageMoverTest(unittest.TestCase):
         transfer = FakeTransfer(room=100)
         mover = self.make(transfer)
         with self.assertLogs("crumb.vllm", logging.WARNING) as logs:
-            for _ in range(3):  # as the scheduler tries again
+            for _ in range(3):  # the scheduler tries again
                 mover.store([store_job(5, 150), store_job(0, 30, "b"), store_job(0, 20, "c")])
         self.assertEqual([(first, len(keys)) for first, keys, _, _, _ in transfer.stores],
                          [(5, 64), (0, 30)])

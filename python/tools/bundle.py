@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""Puts what was built into a package folder: bundle.py --build DIR --headers DIR --to DIR
+"""Copies built files into a package folder: bundle.py --build DIR --headers DIR --to DIR
 
 The folder gets bin/crumbd, bin/crumb, lib/libcrumb.so.1 and libcrumb_core.so, the declarations
 _abi.py, and every shared library that these need beside glibc and libstdc++, under names of its own

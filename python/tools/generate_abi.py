@@ -6,7 +6,7 @@
 The headers in FOLDER are its one definition. This program reads the subset of C that they
 use (integer macros, structs of scalars, pointers and arrays, typedefs of integers and functions,
 function declarations) and fails on anything else, so that nothing is left out silently.
-tests/abi_test.py compares the result with what a C compiler makes of the same headers.
+tests/abi_test.py compares the result with a C compiler's reading of these headers.
 """
 
 import pathlib
@@ -141,7 +141,7 @@ class Interface:
             return {0: name, 1: f"POINTER({name})"}[stars]
         if name not in self.opaque | self.aliases.keys() | SCALARS.keys():
             raise ValueError(f"an unknown type: {text!r}")
-        if stars:  # of handles and of buffers, whose sizes the functions' contracts state
+        if stars:  # handles and buffers, whose sizes the functions' contracts state
             return "c_void_p"
         return self.aliases.get(name) or SCALARS[name]
 

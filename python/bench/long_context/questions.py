@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions about documents of tasks.py as scripts, and how answers are scored.
 
-A script is what a sequence reads behind a document, token by token, and where an answer is taken
+A script is the input of a sequence behind a document, token by token, and where an answer is taken
 from the distribution of the next token. An item is one expected answer token. Answers are free: a
 step without a token of its own reads the model's own last answer.
 """
@@ -29,7 +29,7 @@ def counts_of(length: int, vocabulary: tasks.Vocabulary) -> Dict[str, tasks.Coun
 
 
 class Step(NamedTuple):
-    """token: what is read; None: the last answer. answers: how many of the most likely next tokens
+    """token: the input; None: the last answer. answers: how many of the most likely next tokens
     are answers; 0: none is taken."""
 
     token: Optional[int]

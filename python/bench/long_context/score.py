@@ -14,7 +14,7 @@ that continues the document:
     float32        as `torch`, the model in float32 as well
 
 The device decides which worker has the pages: GpuWorker on cuda, Worker on cpu.
-docs/quality/long_context.md says what the tasks are and what came out.
+docs/quality/long_context.md describes the tasks and the results.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from crumb import calibrate  # noqa: E402
 PAGED = ("bf16", "hadamard", "oscar", "crumb")
 ORACLES = ("torch", "float32")
 METHODS = (*PAGED, "int4", *ORACLES)
-QUESTION_TOKENS = 64  # of the context that documents leave to a question and its answers
+QUESTION_TOKENS = 64  # part of the context that documents leave to a question and its answers
 CALIBRATION_SEED, SCORE_SEED = 1_000_003, 2_000_003
 
 Items = Dict[Tuple[str, int, str], List[List[bool]]]  # (method, length, task) -> documents

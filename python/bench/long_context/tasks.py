@@ -24,8 +24,8 @@ BEGIN, ASK, COMMON = 0, 1, 2
 FIRST_SYMBOL = 64  # ids below are markers or unused
 
 RECORD_TOKENS = 3        # two tokens and a word behind them
-VALUES_PER_NAME = 4      # of a name with several values
-NAMES_PER_QUESTION = 4   # of a question about several names
+VALUES_PER_NAME = 4      # values of a name with several values
+NAMES_PER_QUESTION = 4   # names of a question about several names
 CHAIN_NAMES = 5          # a symbol, and the names that follow from it one after the other
 COMMON_WORDS = 20        # words that appear COMMON_WEIGHT times as often as each other word
 COMMON_WEIGHT = 10

@@ -36,11 +36,11 @@ WARMUP_STEPS = 20
 MUON_RATE, MUON_MOMENTUM = 0.02, 0.95
 EMBEDDING_RATE, GAIN_RATE = 3e-3, 1e-2
 ADAM_BETAS = (0.9, 0.95)
-QK_GAIN = 1.0      # of the norms of queries and keys, before training
+QK_GAIN = 1.0      # gain of the norms of queries and keys before training
 COMMON_LOSS = 0.3  # weight of the question about common words; that of other tasks is 1
 DENSE_EVERY = 3    # one batch of so many has dense documents
 CHUNK = 16         # batches that are made at once
-EAGER_STEPS = 3    # of a shape, before its CUDA graph is captured
+EAGER_STEPS = 3    # steps of a shape before its CUDA graph is captured
 WINDOW = 100       # steps over which accuracy is judged
 
 
@@ -140,7 +140,7 @@ class Trainer:
         self._steps = 0
 
     def set_rate(self, rate: float) -> None:
-        """Sets what scales all learning rates in the next step."""
+        """Sets the factor of all learning rates in the next step."""
         self._steps += 1
         first, second = (1 - beta**self._steps for beta in ADAM_BETAS)
         rate *= min(1.0, self._steps / WARMUP_STEPS)

@@ -3,8 +3,9 @@
 """Digests of checkpoints and LoRA adapters: pages of one are never served to another.
 
 A digest covers the configuration, and every weight file's name, size and samples. Training changes
-nearly every value of a tensor that it changes, so that samples of all tensors tell checkpoints
-apart without reading all of them at every start. This module imports nothing else of the package.
+nearly every value of a tensor that it changes, so that samples of all tensors distinguish
+checkpoints without reading all of them at every start. This module imports nothing else of the
+package.
 """
 
 import functools

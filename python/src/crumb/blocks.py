@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over INT2 blocks that an engine allocates itself.
 
-crumb_blocks.h says what a block holds and which tokens are attended in which form. Pointers are
-addresses, of host memory for BlockAttention and of device memory for DeviceBlockAttention; the
-caller keeps their owners alive during a call, or until the device is done.
+crumb_blocks.h defines the content of a block and the form in which each token is attended.
+Pointers are addresses, of host memory for BlockAttention and of device memory for
+DeviceBlockAttention; the caller keeps their owners alive during a call, or until the device is
+done.
 """
 
 import ctypes

@@ -128,7 +128,7 @@ def record(model: Any, sequences: Iterable[Sequence[int]], folder: "str | pathli
     folder.mkdir(parents=True, exist_ok=True)
     metadata = {**rope_metadata(model.config), **({"model": name} if name else {})}
     files: List[pathlib.Path] = []
-    base = getattr(model, "base_model", model)  # without the vocabulary's projection
+    base = getattr(model, "base_model", model)  # the model without its vocabulary projection
     with _recording(model) as recording, torch.no_grad():
         for ids in sequences:
             recording.rows.clear()

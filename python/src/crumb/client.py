@@ -195,7 +195,7 @@ def _value_of(shown: str) -> Union[int, float, str]:
 class Client(Handle):
     """A process's connection to the crumbd of its host (or, with `address`, to one over TCP).
 
-    Thread-safe. Opening makes one attempt to connect, which need not succeed: `connected` tells,
+    Thread-safe. Opening makes one attempt to connect, which need not succeed (see `connected`),
     and the connection is tried again in the background. Workers keep the client's connection open
     after `close`. A forked child has no connection of its parent's: open clients after the fork.
 
@@ -368,7 +368,7 @@ class Client(Handle):
 
 
 def _fill(out: Any, fragment: Fragment) -> Tuple[Any, ...]:
-    """Writes a fragment into the C struct; returns what keeps its tiles alive."""
+    """Writes a fragment into the C struct; returns the objects that keep its tiles alive."""
     out.key[:] = _joined([fragment.key])
     out.parent[:] = _joined([fragment.parent])
     out.format, out.over_int2_prefix = fragment.format, int(fragment.over_int2_prefix)

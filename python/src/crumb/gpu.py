@@ -96,7 +96,7 @@ class Batch(Handle):
     """Passes of several sequences on one CUDA stream. Made by `GpuWorker.batch`.
 
     A pass is `prepare`, `start`, `append` and `attend` of every layer, `advance`. Everything is
-    enqueued on the stream; the calls return at once. What lies between `prepare` and `advance` of a
+    enqueued on the stream; the calls return at once. The calls between `prepare` and `advance` of a
     decode batch may be captured into a CUDA graph once and launched for every pass. A batch and the
     sequences of its pass are used by one thread at a time.
     """
@@ -107,7 +107,7 @@ class Batch(Handle):
         # Rows of a decode pass, whatever the number of its sequences; 0: a batch of prompts, whose
         # passes have a row for each fresh token.
         self._places = places
-        self._rows = 0  # of the pass under way
+        self._rows = 0  # number of rows of the pass under way
         #: Whether `attend` returns float32 (else BF16).
         self.output_f32 = output_f32
         self._kv_heads, self._q_heads = worker.kv_heads, worker.q_heads
@@ -126,12 +126,12 @@ class Batch(Handle):
         self._rows = self._places or sum(tokens for _, tokens in entries)
 
     def start(self) -> None:
-        """Enqueues what comes before the first layer."""
+        """Enqueues the work before the first layer."""
         self._check(c.crumb_device_batch_start(self._handle))
 
     def _fits(self, value: Any, heads: int, dtype: Any) -> bool:
         """Whether a tensor has the pass's rows, contiguous on the batch's device, whatever leading
-        dimensions it has. Its checks are those that torch answers fastest:
+        dimensions it has. Its checks are the fastest ones of torch:
         python/bench/overhead.py."""
         return (value.dtype is dtype and value.size(-1) == self._head_dim and
                 value.size(-2) == heads and
@@ -241,7 +241,7 @@ class GpuWorker(Handle):
         self._own(handle, c.crumb_device_worker_close)
 
     def begin(self, token_ids: Any, **options: Any) -> GpuSequence:
-        """As `Worker.begin`."""
+        """Begins a sequence: `Worker.begin`."""
         address, count, held = _tensors.tokens(token_ids)
         wanted, kept = sequence_options(**options)
         handle, cached = ctypes.c_void_p(), ctypes.c_uint32()
@@ -252,7 +252,7 @@ class GpuWorker(Handle):
         return GpuSequence(self, handle, cached.value)
 
     def lead(self, token_ids: Any, **options: Any) -> Tuple[GpuSequence, bytes]:
-        """As `Worker.lead`."""
+        """Begins a sequence for all ranks: `Worker.lead`."""
         address, count, held = _tensors.tokens(token_ids)
         wanted, kept = sequence_options(**options)
         handle, cached, size = ctypes.c_void_p(), ctypes.c_uint32(), ctypes.c_size_t()
@@ -265,7 +265,7 @@ class GpuWorker(Handle):
         return GpuSequence(self, handle, cached.value), token.raw[:size.value]
 
     def follow(self, token: bytes, token_ids: Any, **options: Any) -> GpuSequence:
-        """As `Worker.follow`."""
+        """Begins the sequence that a rank leads: `Worker.follow`."""
         address, count, held = _tensors.tokens(token_ids)
         wanted, kept = sequence_options(**options)
         handle, cached = ctypes.c_void_p(), ctypes.c_uint32()
@@ -296,11 +296,11 @@ class GpuWorker(Handle):
         return Batch(self, handle, 0 if prompts else sequences * tokens, output == "f32")
 
     def wait_published(self, timeout: float) -> None:
-        """As `Worker.wait_published`."""
+        """Waits until pages are published: `Worker.wait_published`."""
         self._check(c.crumb_device_worker_wait_published(self._handle, milliseconds(timeout)))
 
     def counters(self) -> Dict[str, int]:
-        """As `Worker.counters`."""
+        """Returns the counters of `Worker.counters`."""
         code, counters = read_counters(c.crumb_device_worker_read_counters, self._handle)
         self._check(code)
         return counters

@@ -27,8 +27,8 @@ except ImportError:  # it runs as a program from a source tree
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM",
                  "qwen3": "Qwen3ForCausalLM"}
-# Keys behind "<architecture>." whose meaning is known here. Other keys may change what the model
-# computes, so a file with one of them is refused.
+# Keys behind "<architecture>." whose meaning is known here. Other keys may change the outputs of
+# the model, so a file with one of them is refused.
 KNOWN_KEYS = {
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
     "attention.head_count", "attention.head_count_kv", "attention.key_length",

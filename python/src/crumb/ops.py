@@ -13,7 +13,7 @@
 `append` returns an empty tensor that `attend` takes: it orders the two calls and keeps a compiler
 from dropping the append, whose effect is in the sequence. Results are those of the methods of
 Sequence and Batch. `load` writes one layer's rows into the transfer's cache, `store` reads them;
-`cache` is a tensor of that layer's memory, which tells the compiler what is written and read. A
+`cache` is a tensor of that layer's memory, from which the compiler knows the data flow. A
 handle keeps its object alive until `unregister`.
 
 The operators are not differentiable. Importing this module needs torch.

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""Plots of what `crumb-bench quality --json` measured, for notebooks. Needs matplotlib.
+"""Plots of measurements by `crumb-bench quality --json`, for notebooks. Needs matplotlib.
 
     from crumb import plot
     plot.quality("quality.json")                 # KL divergence over bits, one point a method
@@ -29,7 +29,7 @@ def rows(report: Report, context: Optional[int] = None, metric: str = "kl",
 
     report: the file that crumb-bench wrote, or its contents. context: tokens; the longest one of
     the report if None. methods: their names, in the wanted order; all of the report if None. Raises
-    ValueError, which names what the report has, for a context, a metric or a method that it lacks.
+    ValueError for a context, metric or method that the report lacks, and names those that it has.
     """
     if metric not in _METRICS:
         raise ValueError(f"there is no metric {metric!r}; there are {', '.join(_METRICS)}")

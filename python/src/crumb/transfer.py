@@ -255,7 +255,7 @@ class Transfer(Handle):
              parent: bytes = NO_PARENT) -> List[bytes]:
         """Keys of the full pages of a sequence: one of 32 bytes for every 64 token ids.
 
-        extra: digests of 32 bytes of what else leading pages depend on, one a page; 32 zero bytes
+        extra: digests of 32 bytes of other inputs of leading pages, one a page; 32 zero bytes
         for nothing. parent: the key of a page; then token_ids and extra are those of the pages
         behind it.
         """

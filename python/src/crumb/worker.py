@@ -92,12 +92,12 @@ def worker_options(model: Model, rank: Rank, settings: WorkerSettings) -> Any:
 def sequence_options(publish: str = "all", deadline: Optional[float] = None,
                      host_memory_only: bool = False, cached_tokens_max: Optional[int] = None,
                      extra: SequenceOf[bytes] = ()) -> Tuple[Any, Any]:
-    """The C struct for a sequence, and what keeps its array alive.
+    """Returns the C struct for a sequence and the object that keeps its array alive.
 
     publish: "all" pages, those of the "prompt", or "none". deadline: seconds to wait for cached
-    pages; None: the worker's. host_memory_only: take only what this worker and host memory hold.
+    pages; None: the worker's. host_memory_only: take only pages of this worker and of host memory.
     cached_tokens_max: leading prompt tokens that the cache may supply; None: all it has. extra:
-    digests of 32 bytes of what else leading pages depend on (images, a cache salt), one a page.
+    digests of 32 bytes of other inputs of leading pages (images, a cache salt), one a page.
     """
     if publish not in PUBLISH:
         raise InvalidArgument(f"publish is one of {', '.join(PUBLISH)}, not {publish!r}")
@@ -244,7 +244,7 @@ class Worker(Handle):
         return Sequence(self, handle, cached.value), token.raw[:size.value]
 
     def follow(self, token: bytes, token_ids: Any, **options: Any) -> Sequence:
-        """The same prefix as the rank that led with these tokens and options.
+        """Begins with the prefix of the rank that led with these tokens and options.
 
         Raises Aborted if this rank cannot have all of it: lead again with the cached_tokens_max
         that the message names.

@@ -18,8 +18,8 @@ from lmcache.v1.distributed.serde import (AsyncSerdeProcessor, Deserializer, Ser
 from crumb.lmcache._tiles import TOKENS, TileCodec
 
 MAGIC = b"crumbLM1"
-# Magic; head_dim, group size, exact tokens; tokens, layers, hidden size; CRC-32 of what follows the
-# header, and its length.
+# Magic; head_dim, group size, exact tokens; tokens, layers, hidden size; CRC-32 of the bytes
+# behind the header, and their number.
 HEADER = struct.Struct("<8s3H5I")
 OPTIONS = ("head_dim", "group_size", "exact_tokens", "max_workers")
 

@@ -11,7 +11,7 @@ from typing import Any, Tuple
 
 import torch
 
-TOKENS = 64         # of a tile
+TOKENS = 64         # tokens of a tile
 RANGE_MIN = 1e-8    # least range of a group, as in kernels/cpu/row_range.h
 # Fractions of a row's magnitudes that are kept, of K and of V: those of crumbd's clients.
 CLIPS = (0.96, 0.92)

@@ -33,7 +33,7 @@ def options_of(given: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
 
 
 def check_supported(config: Any, params: Any, components: Any) -> None:
-    """Raises InvalidArgument with one sentence that names what Crumb cannot serve.
+    """Raises InvalidArgument with one sentence that names the unsupported feature.
 
     config: SGLang's ModelConfig. params: its CacheInitParams. components: of its cache.
     """

@@ -49,7 +49,7 @@ class PositionedLinkerWrapper(UnifiedCacheLinkerWrapper):
 
     def __init__(self, cache: Any, cache_linker: Any) -> None:
         super().__init__(cache, cache_linker)
-        # None: a linker of another project, which is called exactly as by SGLang's own class.
+        # A linker of another project (None) is called exactly as by SGLang's own class.
         self._positioned = cache_linker if isinstance(cache_linker, PositionedLinker) else None
         if self._positioned is not None:
             self._positioned.attach(self._all_agree)

@@ -58,7 +58,7 @@ KNOWN_PAGES_MAX = 65536
 class _Found:
     """The pages of a waiting request's prompt that crumbd has. lease: None: given back."""
 
-    hashes: List[str]  # of the prompt's full pages
+    hashes: List[str]  # SGLang's hashes of the prompt's full pages
     keys: List[bytes]
     first: int         # pages of the prompt that SGLang's own cache had
     pages: int         # leading pages of the prompt that crumbd has
@@ -229,8 +229,8 @@ class CrumbLinker(_tree.PositionedLinker):
             self.forget(rid)
 
     def load(self, rid: str, transfers: List[Any]) -> bool:
-        """Opens the pages. Their memory stays valid from then on, with or without crumbd: what
-        fails later, SGLang would abort the request for."""
+        """Opens the pages. Their memory stays valid from then on, with or without crumbd:
+        SGLang would abort the request for a later failure."""
         pages = _pages_of(transfers)
         found = self._found.pop(rid, None)
         opened = self._open(rid, found, pages) if found is not None else None
@@ -305,7 +305,7 @@ class CrumbLinker(_tree.PositionedLinker):
 
     def offload(self, transfers: List[Any], session_id: Optional[str] = None) -> bool:
         """Queues the pages. The result of pages that cannot be queued is a failure, in its turn:
-        ranks whose answers here differed would no longer agree on the order of results."""
+        ranks with different results here would no longer agree on the order of results."""
         before, pages = self._take_before(), _pages_of(transfers)
         hashes = [*(before or ()), *pages.keys]
         blocks = [0] * (len(hashes) - len(pages.keys)) + _page_numbers(pages.device_indices)

@@ -38,7 +38,7 @@ def _process_counters() -> Dict[str, Any]:
 
 
 class Exporter:
-    """Adds what was counted to counters of prometheus_client, whose values SGLang's server gathers
+    """Adds the counts to counters of prometheus_client, whose values SGLang's server gathers
     from its processes if it runs with --enable-metrics."""
 
     def __init__(self, counters: Counters) -> None:

@@ -26,7 +26,7 @@ def active() -> Any:
 
 
 def set_active(attending: Any) -> None:
-    """Sets what attends in this thread's pass; None: the pass has ended."""
+    """Sets the object that attends in this thread's pass; None: the pass has ended."""
     _active.attending = attending
 
 

@@ -56,7 +56,7 @@ class _Pass:
     prompts: bool
     pieces: List[List[Span]]
     packed: bool
-    piece: List[Span] = dataclasses.field(default_factory=list)  # that is under way
+    piece: List[Span] = dataclasses.field(default_factory=list)  # the piece under way
     outputs: List[torch.Tensor] = dataclasses.field(default_factory=list)
     appended: Set[int] = dataclasses.field(default_factory=set)
     attended: Set[int] = dataclasses.field(default_factory=set)
@@ -125,8 +125,8 @@ class CrumbCache(Cache):
     "crumb", which computes as "sdpa" does wherever no CrumbCache is used. On a CUDA device pages
     are in its memory, and passes are enqueued on torch's current stream.
     input_ids: [batch, columns] int64, the prompts; attention_mask: [batch, columns], 0 at the pad
-    columns, which must be on the left; None: no padding. With the prompts the cache takes what
-    crumbd has of them before the model runs, and they may come in passes of any length (chunked
+    columns, which must be on the left; None: no padding. With the prompts the cache takes their
+    cached pages before the model runs, and they may come in passes of any length (chunked
     prefill). Without them the first pass of the model is the prompt, all of it, and nothing of it
     is taken from the cache.
     worker: one of `open_worker`, which several caches may use; None: one of this cache's own.
@@ -431,7 +431,7 @@ def _after_pass(decoder: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], out
     cache = active()
     if isinstance(cache, CrumbCache) and cache._decoder is decoder:
         set_active(None)
-        return cache._end_pass(output)  # None: the pass raised an exception
+        return cache._end_pass(output)  # `output` is None if the pass raised an exception
     return None
 
 

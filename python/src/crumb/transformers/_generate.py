@@ -11,7 +11,7 @@ token of all places. On a GPU a step is one CUDA graph, and the host runs one st
 
 The inputs of a step are the tokens that the step before has sampled, which stay on the device. The
 host reads them while the step runs: a sequence whose input was its last token is left out of the
-following steps, and what this step has computed for it is dropped.
+following steps, and this step's outputs for it are dropped.
 """
 
 import collections
@@ -122,7 +122,7 @@ class _Loop:
         self._graph: Any = None
         self._graph_logits: Any = None
         self._steps = 0
-        self._entries = 0  # of the pass under way
+        self._entries = 0  # number of entries of the pass under way
         self._done: List[Tuple[_Request, bool]] = []
 
     def run(self, prompts: SequenceOf[List[int]]) -> List[Tuple[_Request, bool]]:
@@ -306,7 +306,7 @@ def generate(model: Any, prompts: SequenceOf[Prompt], *, tokenizer: Any = None,
     pages, those of the "prompt", or "none". prefill_tokens: most tokens of prompts that are
     computed at once on a GPU. graphs: decode by a CUDA graph on a GPU.
 
-    Returns a Generated for each prompt. Raises InvalidArgument for what cannot be served.
+    Returns a Generated for each prompt. Raises InvalidArgument for unsupported features.
     """
     check_supported(model)
     ids = [_token_ids(model, prompt, tokenizer) for prompt in prompts]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what a model of transformers is called with in a pass over a CrumbCache."""
+"""Checks of the arguments of a transformers model in a pass over a CrumbCache."""
 
 from typing import Any, List, Mapping, Optional
 
@@ -32,7 +32,7 @@ def pads_of(mask: Optional[torch.Tensor], ids: torch.Tensor) -> List[int]:
 
 
 def check_inputs(inputs: Mapping[str, Any], decoder: Any) -> None:
-    """Refuses what a pass over a CrumbCache cannot do."""
+    """Refuses arguments that a pass over a CrumbCache does not support."""
     if decoder.config._attn_implementation != ATTENTION:
         raise FailedPrecondition(
             f"the attention of {type(decoder).__name__} is {decoder.config._attn_implementation!r} "

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""Describes a transformers model by Crumb's names, and refuses what Crumb cannot serve."""
+"""Describes a transformers model by Crumb's names, and refuses unsupported features."""
 
 import ctypes
 import dataclasses

@@ -10,7 +10,7 @@ GPU it always has rows for all `places`, those behind the entries unused, so tha
 serves every pass.
 
 A pass over prompts has limits on a GPU, where the rows of a prefill block are in device memory:
-`pieces` cuts what is fresh into passes that keep them. On the CPU one pass has all of it.
+`pieces` cuts the fresh tokens into passes that keep them. On the CPU one pass has all of it.
 """
 
 import contextlib
@@ -170,7 +170,7 @@ class GpuPasses:
         return self._running
 
     def start(self) -> None:
-        """Enqueues what comes before the first layer."""
+        """Enqueues the work before the first layer."""
         self._pass().start()
 
     def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:

@@ -31,7 +31,7 @@ class DeviceStreams:
         return event
 
     def begin_load(self, behind: Any) -> "LoadSpan":
-        """Lets the stream for loads wait for the point `behind`, and times what comes next."""
+        """Lets the stream for loads wait for the point `behind`, and times the following copies."""
         self._loads.wait_event(behind)
         return LoadSpan(self._cuda, self._loads)
 

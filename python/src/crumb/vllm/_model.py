@@ -12,7 +12,7 @@ from crumb.worker import Model
 
 
 def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
-    """Raises InvalidArgument with one sentence that names what Crumb cannot serve."""
+    """Raises InvalidArgument with one sentence that names the unsupported feature."""
     device = vllm_config.device_config.device_type
     if device not in ("cpu", "cuda"):
         raise InvalidArgument("CrumbConnector moves pages of a KV cache in host memory or in that "
@@ -94,7 +94,7 @@ def paged_cache_of(kv_caches: Dict[str, Any], head_dim: int) -> Tuple[PagedCache
 
     A layer's tensor is [blocks, heads, tokens, 2 * head_dim]. On a GPU the last dimension is the
     token's K row and behind it its V row; the memory is token-major (NHD) or head-major (HND),
-    which the strides tell. vLLM's CPU kernels keep K of a block and head transposed, [head_dim,
+    which the strides show. vLLM's CPU kernels keep K of a block and head transposed, [head_dim,
     tokens], in the first half of the block's memory, and V [tokens, head_dim] in the second.
     """
     names = sorted(kv_caches, key=layer_number)

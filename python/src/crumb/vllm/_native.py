@@ -18,7 +18,7 @@ def chosen(vllm_config: Any) -> bool:
 
 
 def check_supported(vllm_config: Any, extra: Any) -> None:
-    """Raises InvalidArgument with one sentence that names what the connector cannot serve; the
+    """Raises InvalidArgument with one sentence that names the unsupported feature; the
     backend has refused the rest. `extra(name, default)` reads kv_connector_extra_config."""
     if vllm_config.device_config.device_type != "cpu":
         raise InvalidArgument("CrumbConnector publishes and loads INT2 blocks on the CPU only so "

@@ -8,7 +8,7 @@ import statistics
 from typing import Callable, Deque, Optional, Tuple
 
 # A rate is the median of its latest measurements, and unknown until there are some: the first ones
-# include what happens once, such as loading a kernel's code or pinning memory.
+# include work that happens once, such as loading a kernel's code or pinning memory.
 KEPT_MEASUREMENTS, LEAST_MEASUREMENTS = 9, 5
 # A load is chosen when it is predicted to take at most this part of the time to compute the prefix:
 # predictions err, and a load that is slower than computing costs the request.
@@ -32,7 +32,7 @@ class _Rate:
             self._latest.append(seconds / tokens)
 
     def value(self) -> Optional[float]:
-        """None: not known yet."""
+        """The median rate; None if it is not known yet."""
         return statistics.median(self._latest) if len(self._latest) >= LEAST_MEASUREMENTS else None
 
 

@@ -71,7 +71,7 @@ class _Tracked:
 
 
 class Requests:
-    """Follows every request of one scheduler and says what its workers load and store.
+    """Follows every request of one scheduler and lists the pages that its workers load and store.
 
     page_store: crumbd. layout: the engine's blocks. exact: stored pages are BF16.
     deadline: seconds that a lookup may wait for pages on SSD and other nodes; other requests run

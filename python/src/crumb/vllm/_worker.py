@@ -41,9 +41,9 @@ class Moved:
 class PageMover:
     """Loads pages in the background and stores pages at once.
 
-    Loads write blocks that no step reads or writes until the engine has heard that they are
-    finished. Stores read blocks before the step that computed them is over, so that the engine may
-    give them to other requests afterwards. Thread-safe.
+    Loads write blocks that no step reads or writes until the engine has been notified that they
+    are finished. Stores read blocks before the step that computed them is over, so that the
+    engine may give them to other requests afterwards. Thread-safe.
 
     With a cache on a GPU (`use_device`) all of this is in the order of streams: stores are enqueued
     on the stream of the step, behind its kernels, and loads on a stream of their own, behind the
@@ -65,14 +65,14 @@ class PageMover:
         self._refused: List[Tuple[str, int, int]] = []
         self._warned: Optional[float] = None  # time of the last warning of a refused store
         self._moved = Moved()
-        self._streams: Optional[DeviceStreams] = None  # None: the cache is in host memory
+        self._streams: Optional[DeviceStreams] = None  # unset if the cache is in host memory
 
     def use_device(self, streams: DeviceStreams) -> None:
         """Moves pages of a cache on a GPU from now on."""
         self._streams = streams
 
     def start_loads(self, jobs: Sequence[LoadJob]) -> None:
-        """Begins to load; `take_finished` tells when a request's pages are there."""
+        """Begins to load; `take_finished` reports when a request's pages are there."""
         behind = self._streams.mark() if self._streams is not None and jobs else None
         for job in jobs:
             self._loading[job.request_id] = self._loader.submit(self._load, job, behind)

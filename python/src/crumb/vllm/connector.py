@@ -130,7 +130,7 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         self._staging_bytes = int(extra("staging_bytes", 0))
         self._times = StepTimes()
         self._step_begin = 0.0
-        self._timer: Optional[StepTimer] = None  # of steps on a GPU
+        self._timer: Optional[StepTimer] = None  # measures steps on a GPU
         self._stats = CrumbStats()
 
     # The scheduler's half.
@@ -186,7 +186,7 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        return False  # a cache: what is not stored is a later miss
+        return False  # a page that is not stored is a later miss
 
     # The workers' half.
 

@@ -15,7 +15,7 @@ BACKEND = "crumb.vllm_native.backend.CrumbAttentionBackend"
 
 
 def register() -> None:
-    """Makes the backend known to vLLM. Nothing changes until a user asks for CUSTOM.
+    """Makes the backend known to vLLM. Nothing changes until a user selects CUSTOM.
 
     vLLM's CPU platform has one backend and does not look at the flag. There the name of its own
     backend is redirected to a choice, which is made when the engine starts.
@@ -30,7 +30,7 @@ def register() -> None:
 
 
 def chosen(vllm_config: Any) -> bool:
-    """Whether the user asked for this backend."""
+    """Returns whether the user selected this backend."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     custom = AttentionBackendEnum.CUSTOM

@@ -218,7 +218,7 @@ class CrumbAttentionImpl(AttentionImpl[GroupMetadata]):
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         if SPECS_HAVE_CONTENT:
             return
-        # vLLM 0.26 does not ask the backend which memory a layer needs.
+        # vLLM 0.26 does not query the backend for the memory that a layer needs.
         for layer in self._layers.values():
             if getattr(layer, "impl", None) is self:
                 given = layer.get_kv_cache_spec

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""`Backend` is vLLM's own CPU backend, or Crumb's if the user asked for --attention-backend CUSTOM.
+"""`Backend` is vLLM's own CPU backend, or Crumb's with --attention-backend CUSTOM.
 
 vLLM reads the attribute when it creates an attention layer.
 """

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""Describes vLLM's model by the names that Crumb uses, and refuses what it cannot serve."""
+"""Describes vLLM's model by the names that Crumb uses, and refuses unsupported features."""
 
 import pathlib
 from typing import Any, Dict, Mapping, Optional
@@ -56,7 +56,7 @@ def model_of(vllm_config: Any) -> Model:
 def check_supported(vllm_config: Any, *, head_size: int, num_heads: int, num_kv_heads: int,
                     sliding_window: Optional[int], alibi_slopes: Any, attn_type: str,
                     shared_layer: Optional[str], more: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument with one sentence that names what the backend cannot serve.
+    """Raises InvalidArgument with one sentence that names the unsupported feature.
 
     head_size, num_heads, num_kv_heads: of a layer, on this process's rank.
     """
