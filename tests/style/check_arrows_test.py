@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""The arrow check itself: it must see what it is there to see."""
+"""The arrow check itself: it must see forbidden includes, links and cycles."""
 
 import unittest
 
@@ -31,7 +31,7 @@ class CheckArrowsTest(unittest.TestCase):
         self.assertEqual(self.offences("client/examples/tiny_lm/main.cc", text), [])
         self.assertEqual(len(self.offences("client/worker/a.cc", text)), 1)
 
-    def test_nobody_knows_the_server(self):
+    def test_no_folder_knows_the_server(self):
         self.assertEqual(len(self.offences("tools/a.cc", '#include "server/daemon/daemon.h"\n')), 1)
 
     def test_public_headers_belong_to_the_client(self):

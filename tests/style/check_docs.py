@@ -27,7 +27,7 @@ PAGE = re.compile(r"(?<![\w./-])docs/[\w./-]+\.md\b")
 
 
 def files_of(root):
-    """Files that git tracks or would track; where root is no checkout, all but what was built."""
+    """Files that git tracks or would track; if root is no checkout, all but built files."""
     listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
                             cwd=root, capture_output=True, text=True)
     if listed.returncode == 0:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""check_docs.py finds what it is for, and nothing else."""
+"""check_docs.py finds broken links, orphans and wrong walks, and nothing else."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ class CheckDocsTest(unittest.TestCase):
         self.assertEqual([f"{PAGE}: no {D}/{PAGE}"],
                          self.complaints({PAGE: f"[self]({PAGE})", "README.md": f"[x]({PAGE})"}))
 
-    def test_page_that_nobody_finds(self):
+    def test_page_without_a_link_to_it(self):
         self.assertEqual([f"{PAGE}: no page has a link to it"],
                          self.complaints({PAGE: "# Cache\n[here](#cache)\n", "README.md": "docs"}))
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""tests/gpu.sh with made-up programs and GPUs: what it runs, and what it calls a failure."""
+"""tests/gpu.sh with made-up programs and GPUs: the programs that it runs, and the failures it reports."""
 
 import argparse
 import os
@@ -36,7 +36,7 @@ def skips(reason):
 
 
 def has_ended(process):
-    """Whether it runs no more; nobody may have waited for it."""
+    """Returns whether it runs no more; it may be a zombie."""
     try:
         os.readlink(f"/proc/{process}/cwd")
     except OSError:
@@ -71,8 +71,8 @@ class GpuScriptTest(unittest.TestCase):
         file.chmod(0o755)
 
     def machine(self, tests, gpus=1, capability="9.0"):
-        told = "".join(f"{i}, {capability}, 143771, NVIDIA H200, 580.1\\n" for i in range(gpus))
-        self.program("path/nvidia-smi", f"printf '{told}'")
+        listed = "".join(f"{i}, {capability}, 143771, NVIDIA H200, 580.1\\n" for i in range(gpus))
+        self.program("path/nvidia-smi", f"printf '{listed}'")
         self.program("path/python3",
                      f"[[ $1 != tests/gpu_programs.py ]] || exec {sys.executable} \"$@\"")
         for name in BENCHES:
@@ -98,11 +98,11 @@ class GpuScriptTest(unittest.TestCase):
         return [rest for called, rest in calls if called == name and "--gtest_list" not in rest]
 
     def test_help_and_unknown_arguments(self):
-        told = self.run_script("--help")
-        self.assertEqual(told.returncode, 0)
+        shown = self.run_script("--help")
+        self.assertEqual(shown.returncode, 0)
         for option in ("--programs", "--output", "--commit", "--only"):
-            self.assertIn(option, told.stdout)
-        self.assertNotIn("set -uo", told.stdout)
+            self.assertIn(option, shown.stdout)
+        self.assertNotIn("set -uo", shown.stdout)
         unknown = self.run_script("--fast")
         self.assertEqual(unknown.returncode, 2)
         self.assertIn("--fast", unknown.stderr)
@@ -239,7 +239,7 @@ class GpuScriptTest(unittest.TestCase):
         self.assertIn("failed: memcheck.fetch", done.stdout)
 
 
-    def test_ends_with_all_that_it_started_when_told(self):
+    def test_ends_with_all_that_it_started_on_a_signal(self):
         child = self.folder / "child"
         self.machine({"a_cuda_b_test": LISTS + f"sleep 600 & echo $! >{child}; wait"})
         with subprocess.Popen([self.path / "bash", SCRIPT, "--programs", self.folder / "programs",

@@ -28,19 +28,19 @@ def complaints(rule, program):
         return [f"{program} names no library at all: is it a program?"]
     if rule == "portable":
         return [f"{program} needs {name}" for name in sorted(libraries - C_LIBRARY)]
-    told = [f"{program} needs {name}" for name in sorted(libraries)
+    found = [f"{program} needs {name}" for name in sorted(libraries)
             if re.match(r"lib(cuda|cudart|cublas|nvidia)", name)]
     functions = re.findall(r" (cu(?:da)?[A-Z]\w+)$", output_of("nm", program), re.MULTILINE)
-    return told + [f"{program} has {name}" for name in functions[:5]]
+    return found + [f"{program} has {name}" for name in functions[:5]]
 
 
 def main():
     rule, programs = sys.argv[1], sys.argv[2:]
     if rule not in ("portable", "no-cuda") or not programs:
         sys.exit(__doc__)
-    told = [line for program in programs for line in complaints(rule, program)]
-    print("\n".join(told) or f"{len(programs)} programs: {rule}")
-    return 1 if told else 0
+    found = [line for program in programs for line in complaints(rule, program)]
+    print("\n".join(found) or f"{len(programs)} programs: {rule}")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
