@@ -7,6 +7,7 @@
 
 #include "server/cluster/page_source.h"
 #include "tests/server/call_fixture.h"
+#include "tests/server/cluster/quiet_peer.h"
 
 namespace crumb::server {
 namespace {
@@ -14,40 +15,6 @@ namespace {
 using testing::Each;
 
 constexpr size_t kKeysMax = 4096;
-
-// A node of the view that is never called.
-class QuietPeer final : public Peer {
- public:
-  explicit QuietPeer(const std::string& id)
-      : Peer(RecordOf(id), {.failures = 1, .open_for = std::chrono::seconds(1)}, Clock::Real()) {}
-  static v1::NodeRecord RecordOf(const std::string& id) {
-    v1::NodeRecord record;
-    record.set_id(id);
-    return record;
-  }
-  void Acquire(v1::PeerAcquireRequest, TimePoint, Callback<v1::PeerAcquireResponse>) override {}
-  void Release(uint64_t) override {}
-  void Push(v1::PeerPushRequest, TimePoint, Callback<v1::PeerPushResponse>) override {}
-  void Keyspaces(v1::PeerKeyspacesRequest, TimePoint,
-                 Callback<v1::PeerKeyspacesResponse>) override {}
-  void Drain(TimePoint, Callback<v1::PeerDrainResponse>) override {}
-  // Keeps its memory until `fetches` is cleared, and answers nothing.
-  void Fetch(transport::FetchRequest request, transport::FetchDone done) override {
-    fetches.emplace_back(std::move(request), std::move(done));
-  }
-  const char* transport() const override { return "fake"; }
-
-  void AnswerFetches() {
-    for (auto& [request, done] : std::exchange(fetches, {})) {
-      transport::FetchResponse answer;
-      answer.pages.resize(request.pages.size());
-      for (auto& page : answer.pages) page.status = transport::PageStatus::kAbsent;
-      done(std::move(answer));
-    }
-  }
-
-  std::vector<std::pair<transport::FetchRequest, transport::FetchDone>> fetches;
-};
 
 // Counts the keys that Acquires name.
 class CountingStore final : public MemoryStore {
@@ -293,8 +260,8 @@ TEST_F(PeerCallsTest, OffersThatNeverArriveHoldNoMoreThanTheirNodesPages) {
   Push("other", 20, 4, other);
   EXPECT_EQ(other->times, 0);
   EXPECT_EQ(push_pages_.held("other"), 4u);
-  peer_->AnswerFetches();
-  std::static_pointer_cast<QuietPeer>(peers_.Find("other"))->AnswerFetches();
+  peer_->RespondToFetches();
+  std::static_pointer_cast<QuietPeer>(peers_.Find("other"))->RespondToFetches();
   steps_.Stop();
   EXPECT_TRUE(first->status.ok());
   EXPECT_EQ(push_pages_.held("peer"), 0u);
@@ -315,7 +282,7 @@ TEST_F(PeerCallsTest, APageThatIsOfferedTwiceIsFetchedOnce) {
            answered.done());
   ASSERT_EQ(peer_->fetches.size(), 1u);
   EXPECT_EQ(peer_->fetches[0].first.pages.size(), 2u);
-  peer_->AnswerFetches();
+  peer_->RespondToFetches();
   steps_.Stop();
   EXPECT_EQ(response.deduplicated(), 1u);
   EXPECT_EQ(response.failed(), 2u);
@@ -491,7 +458,7 @@ TEST_F(PeerCallsTest, PagesOfANodeThatLeavesAreFetchedWhateverThePolicy) {
            &response, answered.done());
   ASSERT_EQ(peer_->fetches.size(), 1u);
   EXPECT_EQ(peer_->fetches[0].first.pages.size(), 2u);
-  peer_->AnswerFetches();
+  peer_->RespondToFetches();
   steps_.Stop();
   EXPECT_EQ(response.failed(), 2u);
 }
@@ -515,8 +482,8 @@ TEST_F(PeerCallsTest, PartsOfAPageOnTwoNodesComeTogetherAtTheirHome) {
   EXPECT_EQ(Other()->fetches[0].first.pages[0].range.heads, (IndexRange{1, 2}));
   EXPECT_EQ(Other()->fetches[0].first.session[0], 't');
   EXPECT_EQ(push_pages_.held("other"), 4u);
-  peer_->AnswerFetches();
-  Other()->AnswerFetches();
+  peer_->RespondToFetches();
+  Other()->RespondToFetches();
   steps_.Stop();
   EXPECT_EQ(push_pages_.held("other"), 0u);
 }
