@@ -40,6 +40,9 @@ absl::Status CheckMilliseconds(const char* key, Duration value) {
 // A few of the largest messages at a time.
 constexpr uint64_t kReceiveBytesMin = 16 << 20;
 
+// One request of the largest size that gRPC carries by default, in memory.
+constexpr uint64_t kRequestBytesMin = 16 << 20;
+
 // One response of the largest size that gRPC carries by default.
 constexpr uint64_t kResponseBytesMin = 4 << 20;
 
@@ -111,6 +114,10 @@ absl::Status SessionLimits::Validate() const {
 void Limits::VisitCalls(ConfigVisitor& visitor) {
   visitor.Field("requests_max", requests_max, "Calls in progress at once, streams included.");
   visitor.Field(
+      "request_bytes_max", request_bytes_max,
+      "Memory of requests longer than 8 KiB, until their callers have read the responses; "
+      "those of Put, Get and Session are not counted.");
+  visitor.Field(
       "response_bytes_max", response_bytes_max,
       "Bytes of responses longer than 32 KiB that callers have not read yet; Put, Get and "
       "other streams are not counted.");
@@ -135,6 +142,12 @@ void Limits::VisitCalls(ConfigVisitor& visitor) {
                 "more runs.");
   visitor.Field("control_queue", control_queue,
                 "Calls waiting that write records or walk the index.");
+  visitor.Field("large_call_queue", large_call_queue,
+                "With tenants: calls with requests of more than 8 KiB, Gets and Stats among them, "
+                "that wait for a thread.");
+  visitor.Field("large_call_threads", large_call_threads,
+                "With tenants: threads that serve such calls, one tenant after the other; one "
+                "more than one tenant may use is added.");
   visitor.Field("fragment_bytes_max", fragment_bytes_max, "Bytes of one fragment with its header.");
   visitor.Field("get_streams", get_streams, "Get calls at once.");
   visitor.Field("put_streams", put_streams, "Put calls at once; each holds one fragment.");
@@ -201,6 +214,8 @@ void Limits::VisitConnections(ConfigVisitor& visitor) {
 absl::Status Limits::CheckCalls() const {
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.requests_max", requests_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(
+      CheckBytes("limits.request_bytes_max", request_bytes_max, ByteSize{kRequestBytesMin}));
+  CRUMB_RETURN_IF_ERROR(
       CheckBytes("limits.response_bytes_max", response_bytes_max, ByteSize{kResponseBytesMin}));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.acquire_keys_max", acquire_keys_max, 1, 65'536));
   // The first page fits, whatever store.page_fragments_max is.
@@ -221,6 +236,9 @@ absl::Status Limits::CheckCalls() const {
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.commit_queue", commit_queue, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.commit_threads", commit_threads, 1, kThreadsMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.control_queue", control_queue, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.large_call_queue", large_call_queue, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(
+      CheckRange("limits.large_call_threads", large_call_threads, 1, kThreadsMax));
   CRUMB_RETURN_IF_ERROR(CheckBytes("limits.fragment_bytes_max", fragment_bytes_max,
                                    ByteSize{FragmentHeaderBytes(1) + 1}));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.get_streams", get_streams, 1, kCountMax));
