@@ -18,6 +18,8 @@ namespace {
 // take some 50 us each.
 constexpr size_t kEvictionsPerHold = 64;
 constexpr size_t kVictimStepsPerHold = 1024;
+// After so many pages without children that are in use, a search looks at those with children.
+constexpr size_t kLeafStepsMax = PageTable::kVictimStepsMax / 2;
 // Pages of closing slabs that leave, or are looked at, before other callers get the lock. A chunk
 // of slots is finished first.
 constexpr size_t kClosingEvictionsPerHold = 256;
@@ -69,7 +71,9 @@ absl::StatusOr<Slot> HostRoom::Reserve(const KeyspaceId& keyspace, uint64_t byte
   }
   if (!search.slot && tenants) AllocateFromOthers(search, demotion);
   if (!search.slot) {
-    return absl::ResourceExhaustedError("every slot of host memory is leased or being written");
+    return absl::ResourceExhaustedError(
+        "host memory is full, and every page in it is leased, pinned or being written: repeat the "
+        "call later");
   }
   return *search.slot;
 }
@@ -104,7 +108,14 @@ bool HostRoom::EvictOne(Search& search, Demotion& demotion) {
   };
   for (size_t left = kVictimStepsPerHold; left > 0;) {
     size_t steps = left;
-    const auto victim = state_.table.Victim(demotion.now, may_go, search.partition, steps);
+    std::optional<PageHandle> victim;
+    if (search.steps < kLeafStepsMax) {
+      victim = state_.table.Victim(demotion.now, may_go, search.partition, steps);
+    }
+    if (!victim && steps > 0) {
+      victim =
+          state_.table.InnerVictim(demotion.now, may_go, search.partition, search.above, steps);
+    }
     search.steps += left - steps;
     left = steps;
     if (!victim) {

@@ -59,8 +59,9 @@ class HostRoom {
     uint64_t bytes = 0;
     uint32_t partition = 0;
     std::optional<Slot> slot = {};
-    size_t steps = 0;    // pages looked at since the last one that was evicted
-    bool ended = false;  // there is no page that may go, or none was found among many
+    size_t steps = 0;            // pages looked at since the last one that was evicted
+    PageHandle above = kNoPage;  // PageTable::InnerVictim goes on from here
+    bool ended = false;          // there is no page that may go, or none was found among many
     bool goes_on() const { return !slot && !ended; }
   };
 

@@ -242,6 +242,14 @@ class PageTable {
     return Victim(now, may_go, partition, steps);
   }
 
+  // Returns a page like Victim's, but one that has children. For when all pages without children
+  // are in use: a chain of which the last page waits to be written to the tier below must not keep
+  // all others. Walks from such pages towards the beginnings of their chains and returns the first
+  // page on the way that may go. Examines at most `steps` pages and subtracts their number; if
+  // `steps` reaches 0, the next call goes on from `from`, which is kNoPage at first.
+  std::optional<PageHandle> InnerVictim(TimePoint now, absl::FunctionRef<bool(const Page&)> may_go,
+                                        uint32_t partition, PageHandle& from, size_t& steps);
+
   // Returns the parent of the page if `leaving` accepts every child of that parent. The parent may
   // be evicted together with them, though its policy still counts children. Returns none also if it
   // has more than kSiblingsMax children.
@@ -325,6 +333,11 @@ class PageTable {
     std::unique_ptr<EvictionPolicy> policy;
     ChunkedVector<PageHandle> page_of_item;  // indexed by the policy's ItemHandle
   };
+
+  // Returns the nearest page above `from` that `is_free` accepts. Moves `from` along; it is kNoPage
+  // behind the beginning of the chain.
+  std::optional<PageHandle> FreeAncestor(absl::FunctionRef<bool(const Page&)> is_free,
+                                         PageHandle& from, size_t& steps) const;
 
   bool IsInherited(const Slot& slot) const {
     return inherited_ != nullptr && inherited_->Holds(slot.region);

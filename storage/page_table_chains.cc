@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The part of a page table that keeps the chains of pages, and the lists of pages that the tier
 // below lacks.
+#include <algorithm>
 #include <utility>
 
 #include "storage/page_table.h"
@@ -86,6 +87,45 @@ void PageTable::LeavePlace(Space& space, const Page& page) {
   if (places_[parent].page != kNoPage) return NoteChildren(parent, false);
   space.vacant.Erase(page.parent);
   forest_.Remove(parent);
+}
+
+std::optional<PageHandle> PageTable::FreeAncestor(absl::FunctionRef<bool(const Page&)> is_free,
+                                                  PageHandle& from, size_t& steps) const {
+  while (steps > 0) {
+    --steps;
+    const ForestHandle parent = places_[pages_[from].place].parent;
+    from = parent == kNoForestNode ? kNoPage : places_[parent].page;
+    if (from == kNoPage) return std::nullopt;
+    if (is_free(pages_[from])) return from;
+  }
+  return std::nullopt;
+}
+
+std::optional<PageHandle> PageTable::InnerVictim(TimePoint now,
+                                                 absl::FunctionRef<bool(const Page&)> may_go,
+                                                 uint32_t partition, PageHandle& from,
+                                                 size_t& steps) {
+  const auto is_free = [&](const Page& page) {
+    return page.references == 0 && page.pinned_until <= now && may_go(page);
+  };
+  std::optional<PageHandle> found;
+  // The page may have left, and another one may have its handle, since the last call.
+  if (from != kNoPage && (!pages_[from].resident || pages_[from].partition != partition)) {
+    from = kNoPage;
+  }
+  if (from != kNoPage) found = FreeAncestor(is_free, from, steps);
+  if (found || steps == 0) return found;
+  const ChunkedVector<PageHandle>& page_of_item = partitions_[partition].page_of_item;
+  size_t leaves = steps;
+  partitions_[partition].policy->FindVictim(
+      [&](ItemHandle leaf) {
+        from = page_of_item[leaf];
+        found = FreeAncestor(is_free, from, steps);
+        return !found && steps > 0;  // the search for leaves goes on
+      },
+      leaves);
+  steps = std::min(steps, leaves);
+  return found;
 }
 
 std::optional<PageHandle> PageTable::ParentLeftBy(

@@ -140,6 +140,7 @@ void AddPath(Families& families, const Scrape& scrape) {
                  static_cast<double>(scrape.metrics.requests.in_flight()));
   for (const auto& [queue, depth] :
        {std::pair{"commit", scrape.commit_queue}, std::pair{"control", scrape.control_queue},
+        std::pair{"large_calls", scrape.large_call_queue},
         std::pair{"ssd_write", static_cast<size_t>(scrape.store.write_queue_pages)}}) {
     families.Gauge("crumb_queue_depth", "Entries waiting in a queue.", static_cast<double>(depth),
                    {{"queue", queue}});

@@ -54,6 +54,7 @@ struct Scrape {
   size_t bf16_keyspaces = 0;
   size_t commit_queue = 0;
   size_t control_queue = 0;
+  size_t large_call_queue = 0;
   size_t watchers = 0;
   std::string version;
   // Zeros without a cluster.

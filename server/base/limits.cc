@@ -22,6 +22,9 @@ constexpr DurationBounds kGrpcTime{.least = std::chrono::milliseconds(1),
 // A few of the largest messages at a time.
 constexpr uint64_t kReceiveBytesMin = 16 << 20;
 
+// One request of the largest size that gRPC carries by default, in memory.
+constexpr uint64_t kRequestBytesMin = 16 << 20;
+
 // One response of the largest size that gRPC carries by default.
 constexpr uint64_t kResponseBytesMin = 4 << 20;
 
@@ -81,6 +84,10 @@ void Limits::VisitCalls(ConfigVisitor& visitor) {
   visitor.Field("requests_max", requests_max, kCount,
                 "Calls in progress at once, streams included.");
   visitor.Field(
+      "request_bytes_max", request_bytes_max, {.least = kRequestBytesMin},
+      "Memory of requests longer than 8 KiB, until their callers have read the responses; "
+      "those of Put, Get and Session are not counted.");
+  visitor.Field(
       "response_bytes_max", response_bytes_max, {.least = kResponseBytesMin},
       "Bytes of responses longer than 32 KiB that callers have not read yet; Put, Get and "
       "other streams are not counted.");
@@ -109,6 +116,12 @@ void Limits::VisitCalls(ConfigVisitor& visitor) {
                 "more runs.");
   visitor.Field("control_queue", control_queue, kCount,
                 "Calls waiting that write records or walk the index.");
+  visitor.Field("large_call_queue", large_call_queue, kCount,
+                "With tenants: calls with requests of more than 8 KiB, Gets and Stats among them, "
+                "that wait for a thread.");
+  visitor.Field("large_call_threads", large_call_threads, {.least = 1, .most = kThreadsMax},
+                "With tenants: threads that serve such calls, one tenant after the other; one "
+                "more than one tenant may use is added.");
   visitor.Field("fragment_bytes_max", fragment_bytes_max, {.least = FragmentHeaderBytes(1) + 1},
                 "Bytes of one fragment with its header.");
   visitor.Field("get_streams", get_streams, kCount, "Get calls at once.");

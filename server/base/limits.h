@@ -43,6 +43,8 @@ struct SessionLimits {
 // (`_max`), or waiting tasks or events for one watcher (`_queue`).
 struct Limits {
   int64_t requests_max = 4096;
+  // Memory of requests in progress: 64 of the largest that gRPC takes.
+  ByteSize request_bytes_max{uint64_t{256} << 20};
   // Bytes of responses that callers have not read yet: 64 of the longest that gRPC carries by
   // default.
   ByteSize response_bytes_max{uint64_t{256} << 20};
@@ -57,6 +59,8 @@ struct Limits {
   int64_t commit_queue = 256;
   int64_t commit_threads = 2;
   int64_t control_queue = 256;
+  int64_t large_call_queue = 256;  // limit for requests beyond kSmallRequestBytesMax
+  int64_t large_call_threads = 2;
   ByteSize fragment_bytes_max{uint64_t{64} << 20};
   int64_t get_streams = 64;
   int64_t put_streams = 16;

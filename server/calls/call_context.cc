@@ -76,6 +76,26 @@ TimePoint WaitUntil(const CallContext& context, uint64_t wait_ms, TimePoint dead
   return std::min(context.clock.Now() + wait, deadline);
 }
 
+EventHub::Options EventBoundsOf(const Limits& limits, int64_t part_max_percent) {
+  return {
+      .watchers_max = static_cast<size_t>(limits.watchers_max),
+      .durable_waits_max = static_cast<size_t>(limits.durable_waits_max),
+      .part_max_percent = part_max_percent,
+      .durable_waits_per_page_max = static_cast<size_t>(limits.durable_waits_per_page_max),
+      .snapshot_pages_max = static_cast<size_t>(limits.watch_snapshot_total_pages_max),
+      .notice_bytes_max = limits.notice_bytes_max.value,
+  };
+}
+
+void RunInTurn(const CallContext& context, size_t request_bytes, std::function<void()> work,
+               const Done& refused) {
+  if (context.large_calls == nullptr || request_bytes <= kSmallRequestBytesMax) return work();
+  if (context.large_calls->Submit(context.caller.name(), std::move(work))) return;
+  context.metrics.Reject(Rejection::kLargeCallQueue);
+  refused(absl::ResourceExhaustedError(
+      "limits.large_call_queue, or the tenant's part of it, is reached, try again"));
+}
+
 void RunOnControl(const CallContext& context, std::function<absl::Status()> work, Done done) {
   const TimePoint queued_at = context.clock.Now();
   // Shared, because a refused task is destroyed without having run.

@@ -49,6 +49,7 @@ struct CallContext {
   TenantQuotas* quotas = nullptr;        // null: tenants have none
   // Percentage of every budget that one tenant may have (TenantBudget).
   int64_t part_max_percent = 100;
+  Executor* large_calls = nullptr;  // null: RunInTurn runs them at once
 };
 
 // The keyspace that a request names. kInvalidArgument: not 32 bytes; kNotFound: unknown, or another
@@ -77,6 +78,21 @@ uint64_t BytesOfTenant(const KeyspaceRegistry& keyspaces, const storage::TieredS
 
 // `wait_ms` from now, no later than `deadline` nor than the bound allows.
 TimePoint WaitUntil(const CallContext& context, uint64_t wait_ms, TimePoint deadline);
+
+// The bounds of the EventHub that calls use.
+EventHub::Options EventBoundsOf(const Limits& limits, int64_t part_max_percent);
+
+// Bytes of a small request: it names 256 pages at most, whose look-up takes some 30 us, about as
+// long as gRPC's own work for a call.
+inline constexpr size_t kSmallRequestBytesMax = 8'192 + 512;
+
+// Runs the work of a call, whose cost grows with the bytes of its request: at once if the request
+// is small or there are no tenants, and else on the threads for large calls, which take one call of
+// each tenant in rotation. So the calls of a tenant wait for one call of every other tenant at
+// most. Calls `refused`, and not `work`, with kResourceExhausted if limits.large_call_queue is
+// reached.
+void RunInTurn(const CallContext& context, size_t request_bytes, std::function<void()> work,
+               const Done& refused);
 
 // Runs `work` on the control executor, in the caller's place of its queue; kResourceExhausted at
 // once when its queue is full.

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -18,11 +19,13 @@ struct CallsInProgress {
       : all(static_cast<uint64_t>(limits.requests_max), part_max_percent),
         gets(static_cast<uint64_t>(limits.get_streams), part_max_percent),
         puts(static_cast<uint64_t>(limits.put_streams), part_max_percent),
+        request_bytes(limits.request_bytes_max.value, part_max_percent),
         response_bytes(limits.response_bytes_max.value, part_max_percent) {}
 
   TenantBudget all;
   TenantBudget gets;
   TenantBudget puts;
+  TenantBudget request_bytes;   // memory of large requests, until their callers have the responses
   TenantBudget response_bytes;  // unary responses that their callers have not read yet
 };
 
@@ -39,14 +42,21 @@ class CallScope {
     if (!observed_) Observe(code_);
   }
 
-  // Takes a place for the tenant on whose behalf the call is made; empty: none. kResourceExhausted
-  // when there are more calls, or more of the tenant, than the bound allows. Call once.
-  absl::Status Admit(const std::string& tenant) {
+  // Takes a place for the tenant on whose behalf the call is made; empty: none. The call keeps its
+  // request in memory until this ends: `request_bytes` of it count. kResourceExhausted when there
+  // are more calls or bytes, or more of the tenant, than the bounds allow. Call once.
+  absl::Status Admit(const std::string& tenant, uint64_t request_bytes = 0) {
     place_.emplace(calls_.all, tenant);
     if (place_->taken() != TenantBudget::Taken::kYes) {
       context_.metrics.Reject(Rejection::kRequests, place_->taken());
+      return TenantBudget::Error(place_->taken(), "limits.requests_max");
     }
-    return TenantBudget::Error(place_->taken(), "limits.requests_max");
+    if (request_bytes == 0) return absl::OkStatus();
+    request_.emplace(calls_.request_bytes, tenant, request_bytes);
+    if (request_->taken() != TenantBudget::Taken::kYes) {
+      context_.metrics.Reject(Rejection::kRequestBytes, request_->taken());
+    }
+    return TenantBudget::Error(request_->taken(), "limits.request_bytes_max");
   }
 
   // Notes the status that the call ended with.
@@ -64,6 +74,7 @@ class CallScope {
   const Rpc rpc_;
   const TimePoint started_;
   std::optional<TenantGrant> place_;
+  std::optional<TenantGrant> request_;
   absl::StatusCode code_ = absl::StatusCode::kOk;
   bool observed_ = false;
 };

@@ -57,14 +57,9 @@ class RunningDaemon : public Daemon {
       : options_(options),
         protocol_versions_(versions),
         started_(Clock::Real().Now()),
-        metrics_(static_cast<size_t>(options.limits.model_labels_max)),
-        events_({static_cast<size_t>(options.limits.watchers_max),
-                 static_cast<size_t>(options.limits.durable_waits_max),
-                 options.tenants.budget_percent(),
-                 static_cast<size_t>(options.limits.durable_waits_per_page_max),
-                 static_cast<size_t>(options.limits.watch_snapshot_total_pages_max),
-                 options.limits.notice_bytes_max.value},
-                metrics_),
+        metrics_(static_cast<size_t>(options.limits.model_labels_max),
+                 options.tenants.budget_percent()),
+        events_(EventBoundsOf(options.limits, options.tenants.budget_percent()), metrics_),
         prefetches_({static_cast<size_t>(options.limits.prefetches_max),
                      static_cast<size_t>(options.limits.tenant_prefetches_max)}),
         certificates_(options.listen.tls.Certificates(), options.listen.tls.expiry_warning,
@@ -119,6 +114,7 @@ class RunningDaemon : public Daemon {
     if (cluster_ != nullptr) cluster_->Stop();
     if (commits_ != nullptr) commits_->Stop();
     if (control_ != nullptr) control_->Stop();
+    if (large_calls_ != nullptr) large_calls_->Stop();
     growth_.reset();
     keyspace_upkeep_.reset();
     heap_upkeep_.reset();
@@ -221,19 +217,20 @@ class RunningDaemon : public Daemon {
     return absl::OkStatus();
   }
 
-  void StartExecutors() {
+  std::unique_ptr<Executor> NewExecutor(const char* name, int64_t threads, int64_t queue) const {
     // With tenants one thread more than one tenant may use.
-    const int spare = options_.tenants.enabled() ? 1 : 0;
-    commits_ = std::make_unique<Executor>(
-        Executor::Options{.name = "crumb-commit",
-                          .threads = static_cast<int>(options_.limits.commit_threads) + spare,
-                          .queue_max = static_cast<size_t>(options_.limits.commit_queue),
-                          .part_max_percent = options_.tenants.budget_percent()});
-    control_ = std::make_unique<Executor>(
-        Executor::Options{.name = "crumb-control",
-                          .threads = 1 + spare,
-                          .queue_max = static_cast<size_t>(options_.limits.control_queue),
-                          .part_max_percent = options_.tenants.budget_percent()});
+    const int64_t spare = options_.tenants.enabled() ? 1 : 0;
+    return std::make_unique<Executor>(Executor::Options{name, static_cast<int>(threads + spare),
+                                                        static_cast<size_t>(queue),
+                                                        options_.tenants.budget_percent()});
+  }
+
+  void StartExecutors() {
+    const Limits& limits = options_.limits;
+    commits_ = NewExecutor("crumb-commit", limits.commit_threads, limits.commit_queue);
+    control_ = NewExecutor("crumb-control", 1, limits.control_queue);
+    if (!options_.tenants.enabled()) return;
+    large_calls_ = NewExecutor("crumb-large", limits.large_call_threads, limits.large_call_queue);
   }
 
   absl::Status OpenTenants() {
@@ -267,7 +264,8 @@ class RunningDaemon : public Daemon {
                     .pools = pools_.get(),
                     .prefetches = &prefetches_,
                     .quotas = quotas_.get(),
-                    .part_max_percent = options_.tenants.budget_percent()});
+                    .part_max_percent = options_.tenants.budget_percent(),
+                    .large_calls = large_calls_.get()});
   }
 
   absl::Status CheckOwnSlabs() {
@@ -414,6 +412,7 @@ class RunningDaemon : public Daemon {
                        .bf16_keyspaces = bf16,
                        .commit_queue = commits_->queued(),
                        .control_queue = control_->queued(),
+                       .large_call_queue = large_calls_ == nullptr ? 0 : large_calls_->queued(),
                        .watchers = events_.watchers(),
                        .version = kVersion,
                        .cluster = cluster_ == nullptr ? ClusterScrape() : ScrapeOf(*cluster_),
@@ -474,8 +473,9 @@ class RunningDaemon : public Daemon {
   std::unique_ptr<DevicePools> pools_;
   std::unique_ptr<Executor> commits_;
   std::unique_ptr<Executor> control_;
-  std::unique_ptr<Cluster> cluster_;      // null: this node is alone
-  std::unique_ptr<TenantTable> tenants_;  // null: callers need no token
+  std::unique_ptr<Executor> large_calls_;  // null without tenants_
+  std::unique_ptr<Cluster> cluster_;       // null: this node is alone
+  std::unique_ptr<TenantTable> tenants_;   // null: callers need no token
   storage::DeletionEpochs epochs_;
   std::unique_ptr<TenantQuotas> quotas_;  // null without tenants_
   std::unique_ptr<CallContext> context_;

@@ -471,7 +471,7 @@ absl::StatusOr<std::shared_ptr<Keyspace>> KeyspaceRegistry::MakeFrom(
   const auto format = keyspace->fields.find("format");
   keyspace->int2_history = format == keyspace->fields.end() || format->second != "bf16";
   keyspace->tenant = record.tenant();
-  keyspace->tokens = &tokens_.Of(keyspace->model);
+  keyspace->tokens = &tokens_.Of(keyspace->model, keyspace->tenant);
   keyspace->withholding = withheld_;
   keyspace->generation.store(record.generation());
   keyspace->state.store(record.state() == v1::KEYSPACE_STATE_BF16 ? KeyspaceState::kBf16

@@ -12,18 +12,19 @@ const char* TokenTierName(TokenTier tier) {
   return kNames[static_cast<size_t>(tier)];
 }
 
-ModelTokens::ModelTokens(size_t models_max) : models_max_(models_max) {
+ModelTokens::ModelTokens(size_t models_max, int64_t part_max_percent)
+    : labels_(models_max, part_max_percent) {
   MutexLock lock(&mutex_);
   models_.emplace(kOther, std::make_unique<TokenCounters>());
 }
 
-TokenCounters& ModelTokens::Of(const std::string& model) {
+TokenCounters& ModelTokens::Of(const std::string& model, const std::string& tenant) {
   constexpr size_t kLabelBytesMax = 128;
   const std::string label = Printable(model, kLabelBytesMax);
   MutexLock lock(&mutex_);
   const auto found = models_.find(label);
   if (found != models_.end()) return *found->second;
-  if (models_.size() > models_max_) return *models_.at(kOther);
+  if (labels_.Take(tenant) != TenantBudget::Taken::kYes) return *models_.at(kOther);
   return *models_.emplace(label, std::make_unique<TokenCounters>()).first->second;
 }
 

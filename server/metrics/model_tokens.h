@@ -11,6 +11,7 @@
 
 #include "common/metrics.h"
 #include "common/mutex.h"
+#include "common/tenant_budget.h"
 
 namespace crumb::server {
 
@@ -29,16 +30,17 @@ class TokenCounters {
   std::array<Counter, kTokenTierCount> counters_;
 };
 
-// Requested tokens by model, for a bounded number of models: later ones share "other". Thread-safe.
+// Requested tokens by model, for a bounded number of models: later ones share "other", and so do
+// those of a tenant whose models have its part of the labels. Thread-safe.
 class ModelTokens {
  public:
   // The label of models over the bound, which is there from the start.
   static constexpr const char* kOther = "other";
 
-  explicit ModelTokens(size_t models_max);
+  explicit ModelTokens(size_t models_max, int64_t part_max_percent = 100);
 
-  // The counters of `model`; they live as long as this does.
-  TokenCounters& Of(const std::string& model);
+  // The counters of `model`, of which this tenant has a keyspace; they live as long as this does.
+  TokenCounters& Of(const std::string& model, const std::string& tenant = "");
 
   void ForEach(const std::function<void(const std::string&, const TokenCounters&)>& visit) const;
 
@@ -46,7 +48,7 @@ class ModelTokens {
   uint64_t Total(TokenTier tier) const;
 
  private:
-  const size_t models_max_;
+  TenantBudget labels_;  // none is ever given back
   mutable Mutex mutex_;
   std::map<std::string, std::unique_ptr<TokenCounters>> models_ ABSL_GUARDED_BY(mutex_);
 };

@@ -28,11 +28,11 @@ const char* StageName(Stage stage) {
 
 const char* RejectionName(Rejection reason) {
   static constexpr const char* kNames[kRejectionCount] = {
-      "requests",          "commit_queue", "control_queue",  "get_streams",  "put_streams",
-      "watchers",          "sessions",     "staging",        "lease_budget", "slab_grant",
-      "device_sums",       "device_pools", "device_handles", "device_slots", "prefetches",
-      "held_memory",       "keyspaces",    "device_tenant",  "connections",  "responses",
-      "unread_descriptors"};
+      "requests",           "commit_queue", "control_queue",  "get_streams",  "put_streams",
+      "watchers",           "sessions",     "staging",        "lease_budget", "slab_grant",
+      "device_sums",        "device_pools", "device_handles", "device_slots", "prefetches",
+      "held_memory",        "keyspaces",    "device_tenant",  "connections",  "responses",
+      "unread_descriptors", "large_calls",  "request_bytes"};
   return kNames[static_cast<size_t>(reason)];
 }
 

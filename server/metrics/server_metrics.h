@@ -53,8 +53,10 @@ enum class Rejection : uint8_t {
   kConnections,
   kResponses,
   kUnreadDescriptors,
+  kLargeCallQueue,
+  kRequestBytes,
 };
-inline constexpr int kRejectionCount = 21;
+inline constexpr int kRejectionCount = 23;
 const char* RejectionName(Rejection reason);
 
 // Why a fragment was not stored.
@@ -99,7 +101,8 @@ class QualityMetrics {
 
 // Counters of the daemon's own parts. Thread-safe; lives as long as the daemon.
 struct ServerMetrics {
-  explicit ServerMetrics(size_t model_labels_max) : tokens(model_labels_max) {}
+  explicit ServerMetrics(size_t model_labels_max, int64_t part_max_percent = 100)
+      : tokens(model_labels_max, part_max_percent) {}
 
   RequestMetrics requests;
   StageMetrics stages;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/service/cache_service.h"
 
+#include <cstdint>
 #include <utility>
 
 #include "common/status_macros.h"
@@ -11,33 +12,48 @@
 #include "server/service/unary_call.h"
 
 namespace crumb::server {
+namespace {
+
+// Memory of a request that counts in limits.request_bytes_max. That of small ones is bounded by
+// limits.requests_max alone.
+uint64_t CountedBytes(const google::protobuf::Message& request) {
+  return request.ByteSizeLong() <= kSmallRequestBytesMax ? 0 : request.SpaceUsedLong();
+}
+
+}  // namespace
 
 absl::Status CacheService::Admit(CallScope& scope, const Context& call, const Message* request,
                                  CallContext& context) const {
   CRUMB_ASSIGN_OR_RETURN(context.caller, CallerOf(call, context));
-  CRUMB_RETURN_IF_ERROR(scope.Admit(context.caller.name()));
+  const uint64_t request_bytes = request == nullptr ? 0 : CountedBytes(*request);
+  CRUMB_RETURN_IF_ERROR(scope.Admit(context.caller.name(), request_bytes));
   return request == nullptr ? absl::OkStatus() : CheckFields(context.limits, *request);
 }
 
 grpc::ServerUnaryReactor* CacheService::Respond(
     Context* call_context, Rpc rpc, const Message& request, Message* response,
-    const std::function<absl::Status(const CallContext&)>& call) {
+    std::function<absl::Status(const CallContext&)> call) {
   return RespondLater(call_context, rpc, request, response,
-                      [&](const CallContext& context, const Done& done) { done(call(context)); });
+                      [call = std::move(call)](const CallContext& context, const Done& done) {
+                        done(call(context));
+                      });
 }
 
 grpc::ServerUnaryReactor* CacheService::RespondLater(
     Context* call_context, Rpc rpc, const Message& request, Message* response,
-    const std::function<void(const CallContext&, Done)>& call) {
+    std::function<void(const CallContext&, Done)> call) {
   const auto reactor =
       std::make_shared<UnaryCall>(context_, parts(), rpc, *call_context, *response);
   reactor->Begin();
-  const Done done = [call = reactor.get()](const absl::Status& status) { call->End(status); };
+  const Done done = [ending = reactor.get()](const absl::Status& status) { ending->End(status); };
   CallContext context = context_;
   const absl::Status admitted = Admit(reactor->scope(), *call_context, &request, context);
   if (admitted.ok()) {
     reactor->SetTenant(context.caller.name());
-    call(context, done);
+    // The cost of Stats grows with the number of keyspaces and sessions.
+    const size_t bytes = rpc == Rpc::kStats ? SIZE_MAX : request.ByteSizeLong();
+    RunInTurn(
+        context, bytes, [context, call = std::move(call), done] { call(context, done); }, done);
   } else {
     done(admitted);
   }

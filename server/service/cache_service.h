@@ -75,17 +75,18 @@ class CacheService final
  private:
   using Message = google::protobuf::Message;
 
-  // Returns whether the call may be made: its caller is known, there is a place for it, and no
-  // field of its request is longer than its bound. `request` is null if the request is read, or
-  // checked, later. `context` becomes the caller's.
+  // Returns whether the call may be made: its caller is known, there is room for it and its
+  // request, and no field of the request is longer than its bound. `request` is null if it is read
+  // later. `context` becomes the caller's.
   absl::Status Admit(CallScope& scope, const Context& call, const Message* request,
                      CallContext& context) const;
-  // Finishes with the status of `call`, which does not block.
+  // Finishes with the status of `call`, which does not block. `call` may run later, on another
+  // thread (RunInTurn): it must refer to nothing but this, the call, its request and its response.
   Unary* Respond(Context* call_context, Rpc rpc, const Message& request, Message* response,
-                 const std::function<absl::Status(const CallContext&)>& call);
-  // Finishes once `call` has called back.
+                 std::function<absl::Status(const CallContext&)> call);
+  // Finishes once `call` has called back; the same holds for it.
   Unary* RespondLater(Context* call_context, Rpc rpc, const Message& request, Message* response,
-                      const std::function<void(const CallContext&, Done)>& call);
+                      std::function<void(const CallContext&, Done)> call);
 
   StreamParts parts() { return {calls_, stalls_}; }
   std::unique_ptr<CallScope> NewScope(Rpc rpc) {

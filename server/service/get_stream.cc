@@ -73,15 +73,12 @@ class GetStream : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
       context_.metrics.Reject(Rejection::kGetStreams, place_->taken());
       return End(TenantBudget::Error(place_->taken(), "limits.get_streams"));
     }
-    v1::GetRequest request;
-    if (!Parse(bytes, request)) return End(absl::InvalidArgumentError("not a GetRequest"));
+    const auto request = std::make_shared<v1::GetRequest>();
+    if (!Parse(bytes, *request)) return End(absl::InvalidArgumentError("not a GetRequest"));
     stalls.Add(weak_from_this());
-    GetReader::Open(context_, request, DeadlineOf(call_, context_.clock.Now()),
-                    [this](absl::StatusOr<std::unique_ptr<GetReader>> reader) {
-                      if (!reader.ok()) return End(reader.status());
-                      reader_ = *std::move(reader);
-                      WriteNext();
-                    });
+    RunInTurn(
+        context_, bytes.Length(), [this, request] { Open(*request); },
+        [this](const absl::Status& refused) { End(refused); });
   }
 
   void OnWriteDone(bool ok) override {
@@ -99,6 +96,15 @@ class GetStream : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   void OnDone() override { self_.reset(); }  // may delete this
 
  private:
+  void Open(const v1::GetRequest& request) {
+    GetReader::Open(context_, request, DeadlineOf(call_, context_.clock.Now()),
+                    [this](absl::StatusOr<std::unique_ptr<GetReader>> reader) {
+                      if (!reader.ok()) return End(reader.status());
+                      reader_ = *std::move(reader);
+                      WriteNext();
+                    });
+  }
+
   void WriteNext() {
     if (!reader_->Next(part_)) return End(absl::OkStatus());
     message_ = Encode(reader_, part_);

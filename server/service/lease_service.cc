@@ -52,13 +52,17 @@ grpc::ServerUnaryReactor* CacheService::Acquire(Context* call, const v1::Acquire
   const auto acquire = std::make_shared<AcquireCall>(context_, parts(), *call, *response);
   acquire->Begin();
   CallContext context = context_;
-  // server::Acquire checks the request itself.
-  const absl::Status admitted = Admit(acquire->scope(), *call, /*request=*/nullptr, context);
+  const absl::Status admitted = Admit(acquire->scope(), *call, request, context);
   absl::StatusOr<std::shared_ptr<server::Session>> session =
       admitted.ok() ? SessionOf(*call, context) : admitted;
   if (session.ok()) {
     acquire->SetTenant(context.caller.name());
-    acquire->Start(context, *std::move(session), *request);
+    RunInTurn(
+        context, request->ByteSizeLong(),
+        [acquire, context, session = *std::move(session), request] {
+          acquire->Start(context, session, *request);
+        },
+        [&](const absl::Status& refused) { acquire->End(refused); });
   } else {
     acquire->End(session.status());
   }
@@ -68,7 +72,7 @@ grpc::ServerUnaryReactor* CacheService::Acquire(Context* call, const v1::Acquire
 grpc::ServerUnaryReactor* CacheService::Lookup(Context* call, const v1::LookupRequest* request,
                                                v1::LookupResponse* response) {
   return RespondLater(
-      call, Rpc::kLookup, *request, response, [&](const CallContext& context, const Done& done) {
+      call, Rpc::kLookup, *request, response, [=](const CallContext& context, const Done& done) {
         server::Lookup(context, DeadlineOf(*call, context.clock.Now()), *request, response, done);
       });
 }
@@ -76,7 +80,7 @@ grpc::ServerUnaryReactor* CacheService::Lookup(Context* call, const v1::LookupRe
 grpc::ServerUnaryReactor* CacheService::Release(Context* call, const v1::ReleaseRequest* request,
                                                 v1::ReleaseResponse* response) {
   return Respond(call, Rpc::kRelease, *request, response,
-                 [&](const CallContext& context) -> absl::Status {
+                 [=](const CallContext& context) -> absl::Status {
                    CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
                    return server::Release(context, *session, *request, response);
                  });
@@ -84,7 +88,7 @@ grpc::ServerUnaryReactor* CacheService::Release(Context* call, const v1::Release
 
 grpc::ServerUnaryReactor* CacheService::Prefetch(Context* call, const v1::PrefetchRequest* request,
                                                  v1::PrefetchResponse* response) {
-  return Respond(call, Rpc::kPrefetch, *request, response, [&](const CallContext& context) {
+  return Respond(call, Rpc::kPrefetch, *request, response, [=](const CallContext& context) {
     return server::Prefetch(context, *request, response);
   });
 }

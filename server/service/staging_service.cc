@@ -52,7 +52,10 @@ grpc::ServerUnaryReactor* CacheService::Reserve(Context* call, const v1::Reserve
       admitted.ok() ? SessionOf(*call, context) : admitted;
   if (session.ok()) {
     reserve->SetTenant(context.caller.name());
-    reserve->Run(context, *std::move(session));
+    RunInTurn(
+        context, request->ByteSizeLong(),
+        [reserve, context, session = *std::move(session)] { reserve->Run(context, session); },
+        [&](const absl::Status& refused) { reserve->End(refused); });
   } else {
     reserve->End(session.status());
   }
@@ -62,7 +65,7 @@ grpc::ServerUnaryReactor* CacheService::Reserve(Context* call, const v1::Reserve
 grpc::ServerUnaryReactor* CacheService::Commit(Context* call, const v1::CommitRequest* request,
                                                v1::CommitResponse* response) {
   return RespondLater(call, Rpc::kCommit, *request, response,
-                      [&](const CallContext& context, const Done& done) {
+                      [=](const CallContext& context, const Done& done) {
                         const auto session = SessionOf(*call, context);
                         if (!session.ok()) return done(session.status());
                         server::Commit(context, **session, *request, response, done);
@@ -72,7 +75,7 @@ grpc::ServerUnaryReactor* CacheService::Commit(Context* call, const v1::CommitRe
 grpc::ServerUnaryReactor* CacheService::Abort(Context* call, const v1::AbortRequest* request,
                                               v1::AbortResponse* response) {
   return Respond(call, Rpc::kAbort, *request, response,
-                 [&](const CallContext& context) -> absl::Status {
+                 [=](const CallContext& context) -> absl::Status {
                    CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
                    return server::Abort(context, *session, *request);
                  });
@@ -82,7 +85,7 @@ grpc::ServerUnaryReactor* CacheService::ClaimSlots(Context* call,
                                                    const v1::ClaimSlotsRequest* request,
                                                    v1::ClaimSlotsResponse* response) {
   return Respond(call, Rpc::kClaimSlots, *request, response,
-                 [&](const CallContext& context) -> absl::Status {
+                 [=](const CallContext& context) -> absl::Status {
                    CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
                    return server::ClaimSlots(context, *session, *request, response);
                  });
@@ -92,7 +95,7 @@ grpc::ServerUnaryReactor* CacheService::ScrubSlots(Context* call,
                                                    const v1::ScrubSlotsRequest* request,
                                                    v1::ScrubSlotsResponse* response) {
   return RespondLater(call, Rpc::kScrubSlots, *request, response,
-                      [&](const CallContext& context, const Done& done) {
+                      [=](const CallContext& context, const Done& done) {
                         const auto session = SessionOf(*call, context);
                         if (!session.ok()) return done(session.status());
                         RunOnControl(

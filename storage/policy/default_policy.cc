@@ -12,6 +12,9 @@ namespace crumb::storage {
 namespace {
 
 constexpr size_t kShadowItems = 4000;
+// Sampled items of one access that the shadows see: the first ones of its chain. The caller holds
+// the tier's lock meanwhile, for some 0.5 ms.
+constexpr size_t kShadowChainMax = 512;
 // Factor by which the hits of the shadows fade each time as many sampled items as a shadow holds
 // were requested.
 constexpr double kFading = 0.9;
@@ -88,6 +91,7 @@ class DefaultPolicy final : public EvictionPolicy {
     if (chain_.empty() && inserts_.empty()) return;
     std::reverse(chain_.begin(), chain_.end());  // hits came deepest first
     chain_.insert(chain_.end(), inserts_.begin(), inserts_.end());
+    if (chain_.size() > kShadowChainMax) chain_.resize(kShadowChainMax);
     hits_by_worth_ += static_cast<double>(by_worth_.Access(chain_));
     hits_by_age_ += static_cast<double>(by_age_.Access(chain_));
     requested_ += chain_.size();

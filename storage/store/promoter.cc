@@ -9,6 +9,10 @@
 
 namespace crumb::storage {
 
+uint64_t Promoter::TurnsOf(uint64_t fragment_bytes) {
+  return std::max<uint64_t>(1, (fragment_bytes + kBytesPerTurn - 1) / kBytesPerTurn);
+}
+
 Promoter::Name Promoter::NameOf(const FragmentMeta& fragment) {
   return {fragment.keyspace, fragment.key,
           uint32_t{fragment.range.layers.begin} << 16 | fragment.range.heads.begin};
@@ -28,11 +32,14 @@ void Promoter::Promote(const FragmentMeta& fragment, Done done) {
     }
   }
   if (suspended) return suspended(absl::NotFoundError("the page is being deleted"));
-  const bool queued = readers_.Submit(host_.TenantOf(fragment.keyspace), [this, fragment, name] {
+  const auto read = [this, fragment, name, turns = TurnsOf(fragment.bytes)]() mutable {
+    if (--turns > 0) return true;  // another tenant's turn is next
     const absl::StatusOr<PageHandle> page = Bring(fragment);
     Finish(name, page.status());
     if (page.ok()) host_.EndWrite(*page);
-  });
+    return false;
+  };
+  const bool queued = readers_.SubmitSteps(host_.TenantOf(fragment.keyspace), read);
   if (queued) return;
   refused_.Add();
   Finish(name, absl::ResourceExhaustedError("too many reads wait for the SSD"));

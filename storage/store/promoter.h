@@ -10,6 +10,7 @@
 #include "common/executor.h"
 #include "common/metrics.h"
 #include "common/mutex.h"
+#include "storage/bounds.h"
 #include "storage/fragment_tier.h"
 #include "storage/host_room.h"
 #include "storage/host_tier.h"
@@ -19,8 +20,17 @@ namespace crumb::storage {
 
 // Brings fragments from the tier below into host memory, each once however many request it at a
 // time. Thread-safe.
+//
+// Reads of several tenants are fair in bytes. The executor gives each tenant one turn in rotation,
+// and a turn stands for kBytesPerTurn: a read of a larger fragment lets as many turns of its tenant
+// pass as it has further such pieces before it begins. A smaller fragment takes a whole turn,
+// because a device needs about as long to find it as to read that much. If no other tenant waits,
+// the turns pass at once.
 class Promoter {
  public:
+  // Bytes of a fragment that are read in one turn of a tenant.
+  static constexpr uint64_t kBytesPerTurn = kTypicalPageBytes;
+
   // Called once, on a reader thread or, when there is no room to queue, inside Promote. With kOk
   // the fragment is in host memory and stays there until the call returns.
   using Done = std::function<void(const absl::Status&)>;
@@ -78,6 +88,7 @@ class Promoter {
   };
 
   bool IsSuspended(const FragmentMeta& fragment) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static uint64_t TurnsOf(uint64_t fragment_bytes);
   static Name NameOf(const FragmentMeta& fragment);
   absl::StatusOr<PageHandle> Bring(const FragmentMeta& fragment);
   void Finish(const Name& name, const absl::Status& status);

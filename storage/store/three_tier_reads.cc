@@ -139,7 +139,7 @@ void ThreeTierStore::QueueAdmitted(const KeyspaceId& keyspace, std::span<const P
 // unused that is read from host memory.
 void ThreeTierStore::NoteUse(const KeyspaceId& keyspace, std::vector<PageKey> keys) {
   if (keys.empty()) return;
-  recency_.Submit([this, keyspace, keys = std::move(keys)] {
+  recency_->Submit(host_->TenantOf(keyspace), [this, keyspace, keys = std::move(keys)] {
     devices_.Touch(keyspace, keys);
     host_->Touch(keyspace, keys);
     if (has_below()) TouchBelow(keyspace, keys);

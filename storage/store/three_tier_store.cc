@@ -79,8 +79,7 @@ ThreeTierStore::ThreeTierStore(const StoreOptions& options, const Clock& clock, 
       events_(std::move(events)),
       pending_(clock, options.pending_for, static_cast<size_t>(options.pending_pages_max)),
       timer_(clock),
-      devices_(DeviceTierOptions(epochs), clock, DeviceEvents()),
-      recency_({.name = "crumb-recency", .threads = 1, .queue_max = kRecencyQueueMax}) {}
+      devices_(DeviceTierOptions(epochs), clock, DeviceEvents()) {}
 
 absl::Status ThreeTierStore::Start(const OpenFragmentTier& open_below, StoreStart start) {
   CRUMB_ASSIGN_OR_RETURN(below_, open_below(BelowEvents()));
@@ -94,6 +93,10 @@ absl::Status ThreeTierStore::Start(const OpenFragmentTier& open_below, StoreStar
       .threads = has_below() ? static_cast<int>(options_.ssd.io_threads) + spare : 0,
       .queue_max = static_cast<size_t>(options_.ssd.read_queue_pages_max),
       .part_max_percent = part_max_percent});
+  recency_ = std::make_unique<Executor>(Executor::Options{.name = "crumb-recency",
+                                                          .threads = 1,
+                                                          .queue_max = kRecencyQueueMax,
+                                                          .part_max_percent = part_max_percent});
   writer_ = std::make_unique<WriteThrough>(
       WriteThrough::Options{
           .pages_max = static_cast<size_t>(options_.ssd.write_queue_pages_max),
@@ -483,7 +486,7 @@ StoreStats ThreeTierStore::Stats() const {
 absl::Status ThreeTierStore::Stop(Duration grace) {
   if (stopped_.exchange(true) || promoter_ == nullptr) return absl::OkStatus();
   readers_->Stop();
-  recency_.Stop();
+  recency_->Stop();
   writer_->Stop(std::chrono::steady_clock::now() + grace);
   return below_->Sync();
 }

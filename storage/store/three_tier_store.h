@@ -184,7 +184,7 @@ class ThreeTierStore final : public TieredStore {
   std::unique_ptr<Executor> readers_;
   std::unique_ptr<WriteThrough> writer_;
   std::unique_ptr<Promoter> promoter_;
-  Executor recency_;
+  std::unique_ptr<Executor> recency_;
   std::atomic<bool> stopped_ = false;
   std::atomic<bool> host_ready_ = false;
   TimePoint recency_synced_;  // recency_'s thread only

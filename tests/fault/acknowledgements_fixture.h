@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
 #include <chrono>
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/known_pages.h"
@@ -49,6 +51,18 @@ class AcknowledgementsTest : public testing::Test {
   void KillAndStart() {
     crumbd_.Kill();
     Start();
+  }
+  // Starts another crumbd that takes over from this one.
+  void TakeOver() {
+    const pid_t before = crumbd_.pid();
+    const pid_t successor = crumbd_.StartSuccessor();
+    ASSERT_GT(successor, 0);
+    int status = 0;
+    ASSERT_TRUE(Eventually([&] { return ::waitpid(before, &status, WNOHANG) == before; }));
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    crumbd_.Follow(successor);
+    ASSERT_TRUE(crumbd_.WaitServing());
+    Connect();
   }
   // Publishes pages [first, first + count) and returns those that were stored.
   std::vector<uint64_t> Publish(uint64_t first, uint64_t count) {

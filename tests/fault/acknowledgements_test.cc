@@ -85,6 +85,20 @@ TEST_F(AcknowledgementsTest, PinnedPagesAreNotEvictedAndPinsEndWithCrumbd) {
   }));
 }
 
+TEST_F(AcknowledgementsTest, PinsEndWithATakeover) {
+  Start();
+  ASSERT_EQ(Publish(0, 8).size(), 8u);
+  ASSERT_TRUE(client_->Flush(kWait).ok());
+  PinAll(0, 8);
+  ASSERT_NO_FATAL_FAILURE(TakeOver());
+  EXPECT_EQ(CountInMemory(0, 8), 8u);
+  EXPECT_TRUE(Eventually([&] {
+    PushOut();
+    return CountInMemory(0, 8) == 0;
+  }));
+  EXPECT_EQ(CountThere({0, 1, 2, 3, 4, 5, 6, 7}), 8u) << "a page keeps its place on SSD";
+}
+
 TEST_F(AcknowledgementsTest, LeasedBytesStayAndLeasesEndWithCrumbd) {
   Start();
   ASSERT_EQ(Publish(0, 8).size(), 8u);

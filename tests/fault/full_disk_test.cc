@@ -5,7 +5,6 @@
 
 #include <sched.h>
 #include <sys/mount.h>
-#include <sys/wait.h>
 
 #include <filesystem>
 #include <fstream>
@@ -186,15 +185,7 @@ TEST_F(FullDiskTest, ATakeoverKeepsThePagesThatAreInMemoryAlone) {
   const std::vector<uint64_t> in_memory = Publish(20, 40);
   ASSERT_EQ(in_memory.size(), 40u);
   EXPECT_FALSE(client_->Flush(kWait).ok());
-  const pid_t before = crumbd_.pid();
-  const pid_t successor = crumbd_.StartSuccessor();
-  ASSERT_GT(successor, 0);
-  int status = 0;
-  ASSERT_TRUE(Eventually([&] { return ::waitpid(before, &status, WNOHANG) == before; }));
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
-  crumbd_.Follow(successor);
-  ASSERT_TRUE(crumbd_.WaitServing());
-  Connect();
+  ASSERT_NO_FATAL_FAILURE(TakeOver());
   EXPECT_EQ(CountThere(durable), durable.size());
   EXPECT_EQ(CountThere(in_memory), in_memory.size());
   EXPECT_FALSE(client_->Flush(kWait).ok()) << "the disk is as full as before";

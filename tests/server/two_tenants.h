@@ -78,6 +78,8 @@ struct BudgetRow {
 void PrintTo(const BudgetRow& row, std::ostream* out);
 
 const std::vector<BudgetRow>& BudgetRows();
+// Those among them of the processors, and of memory that calls take.
+std::vector<BudgetRow> CallBudgetRows();
 // Those among them of the queues in front of the SSD.
 std::vector<BudgetRow> SsdBudgetRows();
 

@@ -30,6 +30,7 @@ void FaultTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys)
   {
     MutexLock lock(&mutex_);
     while (touches_block_) changed_.Wait(&mutex_);
+    touched_[keyspace] += keys.size();
   }
   inner_->Touch(keyspace, keys);
 }

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -42,6 +43,12 @@ class FaultTier final : public FragmentTier {
   FragmentTier& inner() { return *inner_; }
   int gets() const { return gets_; }
   int puts() const { return puts_; }
+  // Pages of the keyspace that calls of Touch have named.
+  uint64_t touched(const KeyspaceId& keyspace) const {
+    MutexLock lock(&mutex_);
+    const auto found = touched_.find(keyspace);
+    return found == touched_.end() ? 0 : found->second;
+  }
 
   std::vector<absl::Status> Put(std::span<const FragmentWrite> fragments) override;
   absl::Status Get(const FragmentMeta& fragment, std::span<std::byte> room) override;
@@ -123,6 +130,7 @@ class FaultTier final : public FragmentTier {
   Fault fault_ ABSL_GUARDED_BY(mutex_) = Fault::kNone;
   std::optional<KeyspaceId> limited_to_ ABSL_GUARDED_BY(mutex_);
   bool touches_block_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<KeyspaceId, uint64_t> touched_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace crumb::storage

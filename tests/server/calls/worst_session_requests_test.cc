@@ -2,8 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The worst well-formed requests of sessions and device pools, with Lookups beside them:
 // worst_requests_test.cc.
+#include <fcntl.h>
+
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -203,6 +207,46 @@ TEST_F(WorstPoolRequestsTest, ScrubOfAsManySlotsAsItMayName) {
     EXPECT_TRUE(ScrubSlots(context_, *session_, request, &response).ok());
     EXPECT_EQ(response.headers_size(), kFragments);
   });
+}
+
+// An earlier crumbd had the pool, and its processes report the pages that their slots have.
+TEST_F(WorstPoolRequestsTest, ClaimOfAsManySlotsAsItMayName) {
+  const UniqueFd roster = CreateRoster().value();
+  const RosterMark absent = RosterMark::Take(roster.get()).value();  // of a process that is away
+  pool_ = std::string(16, 'q');
+  v1::PoolRequest join;
+  join.mutable_join()->set_pool(pool_);
+  join.mutable_join()->set_device(std::string(16, 'e'));
+  join.mutable_join()->set_slot_bytes(slot_bytes());
+  join.mutable_join()->set_handle_bytes(kAttempts * kFragments * slot_bytes());
+  std::vector<UniqueFd> fds;
+  fds.push_back(UniqueFd(::fcntl(roster.get(), F_DUPFD_CLOEXEC, 0)));
+  ASSERT_EQ(pools_.Handle(session_, join, std::move(fds)).response.code(), 0u);
+  v1::PoolRequest offer;
+  offer.mutable_offer()->set_pool(pool_);
+  offer.mutable_offer()->set_number(0);
+  std::vector<UniqueFd> handle;
+  handle.push_back(CreateRoster().value());  // any memory file
+  ASSERT_EQ(pools_.Handle(session_, offer, std::move(handle)).response.code(), 0u);
+  v1::ClaimSlotsRequest request;
+  int attempt = 0;
+  ExpectHarmless(
+      [&] {
+        v1::ClaimSlotsResponse response;
+        EXPECT_TRUE(ClaimSlots(context_, *session_, request, &response).ok());
+        EXPECT_EQ(std::count(response.claimed().begin(), response.claimed().end(), true),
+                  kFragments);
+      },
+      [&] {
+        std::vector<uint64_t> slots(kFragments);
+        std::iota(slots.begin(), slots.end(), static_cast<uint64_t>(attempt) * kFragments);
+        const v1::CommitRequest pages = CommitOf(slots, ++attempt);
+        request.Clear();
+        request.set_pool(pool_);
+        request.set_keyspace(pages.keyspace());
+        *request.mutable_slots() = pages.slots();
+        *request.mutable_headers() = pages.headers();
+      });
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "server/cluster/page_source.h"
 #include "tests/server/call_fixture.h"
+#include "tests/server/cluster/quiet_peer.h"
 
 namespace crumb::server {
 namespace {
@@ -14,40 +15,6 @@ namespace {
 using testing::Each;
 
 constexpr size_t kKeysMax = 4096;
-
-// A node of the view that is never called.
-class QuietPeer final : public Peer {
- public:
-  explicit QuietPeer(const std::string& id)
-      : Peer(RecordOf(id), {.failures = 1, .open_for = std::chrono::seconds(1)}, Clock::Real()) {}
-  static v1::NodeRecord RecordOf(const std::string& id) {
-    v1::NodeRecord record;
-    record.set_id(id);
-    return record;
-  }
-  void Acquire(v1::PeerAcquireRequest, TimePoint, Callback<v1::PeerAcquireResponse>) override {}
-  void Release(uint64_t) override {}
-  void Push(v1::PeerPushRequest, TimePoint, Callback<v1::PeerPushResponse>) override {}
-  void Keyspaces(v1::PeerKeyspacesRequest, TimePoint,
-                 Callback<v1::PeerKeyspacesResponse>) override {}
-  void Drain(TimePoint, Callback<v1::PeerDrainResponse>) override {}
-  // Keeps its memory until `fetches` is cleared, and responses nothing.
-  void Fetch(transport::FetchRequest request, transport::FetchDone done) override {
-    fetches.emplace_back(std::move(request), std::move(done));
-  }
-  const char* transport() const override { return "fake"; }
-
-  void CompleteFetches() {
-    for (auto& [request, done] : std::exchange(fetches, {})) {
-      transport::FetchResponse reply;
-      reply.pages.resize(request.pages.size());
-      for (auto& page : reply.pages) page.status = transport::PageStatus::kAbsent;
-      done(std::move(reply));
-    }
-  }
-
-  std::vector<std::pair<transport::FetchRequest, transport::FetchDone>> fetches;
-};
 
 // Counts the keys that Acquires name.
 class CountingStore final : public MemoryStore {

@@ -106,6 +106,16 @@ TEST_F(KeyspaceRegistryTest, ModelsOverTheBoundShareALabel) {
   EXPECT_EQ(&tokens_.Of("a"), &a);
 }
 
+TEST_F(KeyspaceRegistryTest, OneTenantLeavesLabelsForTheModelsOfAnother) {
+  ModelTokens tokens(4, /*part_max_percent=*/50);
+  TokenCounters& other = tokens.Of(ModelTokens::kOther, "a");
+  EXPECT_NE(&tokens.Of("a1", "a"), &other);
+  EXPECT_NE(&tokens.Of("a2", "a"), &other);
+  EXPECT_EQ(&tokens.Of("a3", "a"), &other);
+  EXPECT_NE(&tokens.Of("b1", "b"), &other);
+  EXPECT_EQ(&tokens.Of("b1", "a"), &tokens.Of("b1", "b"));
+}
+
 TEST_F(KeyspaceRegistryTest, NodeIdAndSecretAreMadeOnce) {
   const std::string id = NodeId(store_).value();
   EXPECT_EQ(id.size(), 36u);

@@ -222,6 +222,8 @@ TEST_P(TenantStarvationTest, TheOtherTenantIsServed) {
           << "the attack did not reach its limit";
     }
   }
+  std::printf("p99 of an Acquire alone %.2f ms, attacked %.2f ms\n", 1e3 * P99(alone),
+              1e3 * P99(attacked));
   EXPECT_TRUE(is_served()) << "p99 alone " << P99(alone) << " s, attacked " << P99(attacked)
                            << " s";
 }

@@ -1,10 +1,12 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // One tenant fills the queues between host memory and the tier below; another one is served.
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -137,6 +139,87 @@ TEST_F(TenantQueuesTest, WithoutTenantsReadsUseTheWholeQueue) {
     EXPECT_EQ(found.hit_pages, 1u);
     store_->Release(found.lease);
   }
+}
+
+// Tenant a reads fragments of 2 MiB, and b small ones. Two more tenants occupy the threads until
+// all reads are queued; then one thread serves a and b.
+TEST_F(TenantQueuesTest, ReadsAreFairInBytes) {
+  constexpr uint64_t kLarge = 3;
+  constexpr uint64_t kSmall = 40;
+  options_.host.bytes_max = ByteSize{uint64_t{256} << 20};
+  options_.host.slab_bytes = ByteSize{uint64_t{256} << 20};
+  options_.ssd.io_threads = 1;  // and a spare one
+  options_.ssd.read_queue_pages_max = 1'000;
+  Open();
+  const KeyspaceId of_c = SampleKeyspace(2);
+  const KeyspaceId of_d = SampleKeyspace(3);
+  store_->SetOwner(of_c, "c");
+  store_->SetOwner(of_d, "d");
+  const auto store_below = [&](const KeyspaceId& keyspace, uint64_t sequence, uint32_t tile_bytes) {
+    SampleFragment page = SamplePage(sequence, 0);
+    page.keyspace = keyspace;
+    page.tile_bytes = tile_bytes;
+    const std::vector<std::byte> bytes = BytesOf(page);
+    const FragmentWrite write{MetaOf(page), bytes};
+    ASSERT_TRUE(below_->inner().Put(std::span(&write, 1)).front().ok());
+  };
+  for (uint64_t i = 0; i < kLarge; ++i) store_below(kOfA, i, 512 << 10);  // 4 tiles each
+  for (uint64_t i = 0; i < kSmall; ++i) store_below(kOfB, i, 512);
+  store_below(of_c, 0, 512);
+  store_below(of_d, 0, 512);
+
+  below_->LimitTo(of_c);
+  below_->Set(Fault::kGetBlocks);
+  auto read_of_c = StartAcquire(PageOf(of_c, 0));
+  ASSERT_TRUE(Eventually([&] { return below_->gets() == 1; }));
+  std::promise<void> all_queued;
+  below_->AfterNextGet([&] { all_queued.get_future().wait(); });
+  auto read_of_d = StartAcquire(PageOf(of_d, 0));
+  ASSERT_TRUE(Eventually([&] { return below_->gets() == 2; }));
+
+  std::string order;  // tenants in the order in which their reads end, on one thread
+  std::promise<void> all_read;
+  const auto read = [&](const KeyspaceId& keyspace, char tenant, uint64_t sequence) {
+    store_->Acquire(PageOf(keyspace, sequence),
+                    [&, tenant](const absl::StatusOr<AcquireResult>& result) {
+                      EXPECT_EQ(result->hit_pages, 1u) << MissReasonName(result->miss_reason);
+                      order += tenant;
+                      if (order.size() == kLarge + kSmall) all_read.set_value();
+                    });
+  };
+  for (uint64_t i = 0; i < kLarge; ++i) read(kOfA, 'a', i);
+  for (uint64_t i = 0; i < kSmall; ++i) read(kOfB, 'b', i);
+  all_queued.set_value();
+  ASSERT_EQ(all_read.get_future().wait_for(kSoon), std::future_status::ready);
+  below_->Set(Fault::kNone);
+  read_of_c.wait();
+  read_of_d.wait();
+
+  // A fragment of 2 MiB and its header take nine turns of 256 KiB.
+  const std::string before_second = order.substr(0, order.find('a', order.find('a') + 1));
+  EXPECT_GE(std::count(before_second.begin(), before_second.end(), 'b'), 16) << order;
+  EXPECT_LE(std::count(before_second.begin(), before_second.end(), 'b'), 20) << order;
+  EXPECT_LT(order.rfind('a'), order.size() - 1) << "the large reads wait for their turns only";
+}
+
+// The use of a tenant's pages is noted however much another one reads: otherwise they would be
+// evicted as unused.
+TEST_F(TenantQueuesTest, UsesOfOneTenantLeaveRoomForThoseOfAnother) {
+  constexpr uint64_t kReads = 600;  // more than may wait
+  Open();
+  CommitPages(kOfA, 0, 1);
+  CommitPages(kOfB, 0, 1);
+  below_->BlockTouches(true);
+  const auto read = [&](const KeyspaceId& keyspace) {
+    const absl::StatusOr<AcquireResult> found = Acquire(*store_, PageOf(keyspace, 0));
+    ASSERT_EQ(found->hit_pages, 1u);
+    store_->Release(found->lease);
+  };
+  for (uint64_t i = 0; i < kReads; ++i) read(kOfA);
+  read(kOfB);
+  below_->BlockTouches(false);
+  EXPECT_TRUE(Eventually([&] { return below_->touched(kOfB) == 1; }, kSoon));
+  EXPECT_LT(below_->touched(kOfA), kReads);
 }
 
 class TenantWritesTest : public TenantQueuesTest {
