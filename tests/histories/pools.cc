@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
+#include <iterator>
 #include <utility>
 
 #include "server/calls/device_calls.h"
@@ -31,7 +33,16 @@ std::vector<UniqueFd> AnyDescriptor() {
 }  // namespace
 
 void World::RemoveUsers(const std::function<bool(const DeviceSlot::User&)>& which) {
-  for (auto& [name, slot] : device_) std::erase_if(slot.users, which);
+  // Destroyed last: the last reference to a view locks mutexes when it goes, and fibers that run
+  // meanwhile may add users.
+  std::vector<DeviceSlot::User> removed;
+  for (auto& [name, slot] : device_) {
+    const auto end =
+        std::stable_partition(slot.users.begin(), slot.users.end(), std::not_fn(which));
+    removed.insert(removed.end(), std::make_move_iterator(end),
+                   std::make_move_iterator(slot.users.end()));
+    slot.users.erase(end, slot.users.end());
+  }
 }
 
 std::vector<SlotName> World::SlotsUsedBy(const Worker& worker, Use use) const {
@@ -151,7 +162,7 @@ void World::PoolJoin(Worker& worker, const Step& step) {
     joined.mark = RosterMark::Take(joined.roster->get()).value();
     joined.view = view;
     joined.handles.assign(reply.response.handles().begin(), reply.response.handles().end());
-    worker.pool = std::move(joined);
+    std::swap(worker.pool, joined);  // the pool before is destroyed once it is out of the worker
   });
 }
 
@@ -211,6 +222,7 @@ void World::Rejoin(Worker& worker) {
         used.push_back({name.second, user.use == Use::kBlank ? 0 : slot.content});
       }
     }
+    std::vector<std::shared_ptr<View>> left;  // destroyed last, as in RemoveUsers
     for (const auto& [slot, content] : used) {
       v1::ClaimSlotsRequest claim;
       claim.set_pool(id);
@@ -226,7 +238,7 @@ void World::Rejoin(Worker& worker) {
       if (!response.claimed(0)) Fail("claims", "a process cannot claim slot {} that it uses", slot);
       for (DeviceSlot::User& user : device_[{id, slot}].users) {
         if (user.worker != worker.index || user.view->node == nodes_) continue;
-        user.view = view;
+        left.push_back(std::exchange(user.view, view));
         user.lease = 0;
         if (user.use != Use::kBlank) user.use = Use::kPage;
       }

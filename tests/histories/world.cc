@@ -308,9 +308,6 @@ void World::Disconnect(Worker& worker) {
 
 void World::Kill(Worker& worker) {
   const auto views = std::exchange(worker.views, {});
-  RemoveUsers([&](const DeviceSlot::User& user) { return user.worker == worker.index; });
-  worker.leases.clear();
-  worker.pool = PoolView();
   worker.view = nullptr;
   ++worker.life;
   // All at once: no response that arrives while the node registers the first session may find an
@@ -319,6 +316,13 @@ void World::Kill(Worker& worker) {
     view->open = false;
     view->slabs.clear();
     view->socket.Reset();
+  }
+  {
+    // Destroyed at the end of the block: the last reference to a view locks mutexes when it goes,
+    // so other fibers run meanwhile. They find every session closed and no container half changed.
+    const std::vector<HeldLease> leases = std::exchange(worker.leases, {});
+    const PoolView pool = std::exchange(worker.pool, PoolView());
+    RemoveUsers([&](const DeviceSlot::User& user) { return user.worker == worker.index; });
   }
   for (const auto& view : views) {
     OnListener([this, view] {
