@@ -127,18 +127,18 @@ class AttentionTest(unittest.TestCase):
 
 
 class RefusalTest(unittest.TestCase):
-    def refusal(self, **layer):
+    def refusal(self, device_type="cuda", drafts=None, **layer):
         """The sentence with which a layer of a model with 8 query heads and 2 KV heads of 128 is
         refused, None if it is served."""
         parallel = types.SimpleNamespace(pipeline_parallel_size=1, decode_context_parallel_size=1)
         config = types.SimpleNamespace(
-            parallel_config=parallel, device_config=types.SimpleNamespace(device_type="cuda"),
+            parallel_config=parallel, device_config=types.SimpleNamespace(device_type=device_type),
             model_config=types.SimpleNamespace(
                 dtype="torch.bfloat16", get_head_size=lambda: 128,
                 get_num_attention_heads=lambda given: 8 if given is parallel else None,
                 get_num_kv_heads=lambda given: 2 if given is parallel else None),
             cache_config=types.SimpleNamespace(cache_dtype="auto"), kv_transfer_config=None,
-            speculative_config=None,
+            speculative_config=drafts,
             scheduler_config=types.SimpleNamespace(disable_hybrid_kv_cache_manager=False))
         try:
             model.check_supported(config, **{
@@ -156,6 +156,19 @@ class RefusalTest(unittest.TestCase):
             self.assertRegex(self.refusal(**heads), "heads differ in number or size", heads)
         self.assertRegex(self.refusal(head_size=96), "other sizes than 64, 128 and 256")
         self.assertRegex(self.refusal(sliding_window=4096), "sliding window")
+
+    def test_drafts(self):
+        def refusal(device_type="cpu", method="ngram", tokens=5):
+            return self.refusal(device_type, types.SimpleNamespace(
+                method=method, num_speculative_tokens=tokens))
+
+        # The geometry of head_dim 128: nine rows of 512 bytes in a tile of 4,608.
+        geometry = types.SimpleNamespace(rows_per_block=9, recent_blocks=36)
+        with mock.patch.object(model, "geometry_of", lambda head_size: geometry):
+            self.assertIsNone(refusal())
+            self.assertRegex(refusal(tokens=6), "more than 5 draft tokens")
+            self.assertRegex(refusal(method="eagle"), "another method than ngram")
+            self.assertRegex(refusal(device_type="cuda"), "speculative decoding on a GPU")
 
 
 if __name__ == "__main__":

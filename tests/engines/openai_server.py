@@ -73,6 +73,20 @@ class OpenAiServer:
                 values[name] = values.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
         return values
 
+    def choose(self, tokens, max_tokens):
+        """Generates greedily; returns {"tokens": [...], "margins": [...]}: by how much each token
+        was more likely than the next one, as logarithms."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/completions", json.dumps(
+                {"model": "small", "prompt": tokens, "max_tokens": max_tokens, "temperature": 0,
+                 "ignore_eos": True, "logprobs": 2, "return_tokens_as_token_ids": True}).encode(),
+            {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as response:
+            found = json.loads(response.read())["choices"][0]["logprobs"]
+        best = [sorted(step.values(), reverse=True) for step in found["top_logprobs"]]
+        return {"tokens": [int(token.removeprefix("token_id:")) for token in found["tokens"]],
+                "margins": [step[0] - step[1] for step in best]}
+
     def stream(self, tokens, max_tokens, chunks_max=None):
         """Streams a completion; returns (text, prompt tokens that were cached). With chunks_max the
         connection is closed after so many chunks, and the second value is None."""

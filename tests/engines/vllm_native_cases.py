@@ -26,6 +26,15 @@ LONG_DECODED = 60  # tokens behind prompts of a batch
 SMALL = {**CUSTOM, "max_num_batched_tokens": 100, "max_num_seqs": 8, "num_gpu_blocks_override": 151,
          "enable_prefix_caching": False, "disable_log_stats": False}
 
+# The most drafts for which the recent blocks have room at head_dim 128.
+DRAFTS = {**CUSTOM, "disable_log_stats": False,
+          "speculative_config": {"method": "ngram", "num_speculative_tokens": 5,
+                                 "prompt_lookup_max": 3, "prompt_lookup_min": 1}}
+# First token in the text and length of prompts behind which DRAFTED_TOKENS are decoded with drafts.
+# These complete two windows.
+DRAFTED = ((0, 380), (300, 600))
+DRAFTED_TOKENS = 150
+
 
 def model_folder(folder):
     """A copy of the project's small model that vLLM loads, inside `folder`."""

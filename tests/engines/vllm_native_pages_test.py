@@ -44,11 +44,11 @@ class VllmNativePagesTest(unittest.TestCase):
         local.close()
 
     @classmethod
-    def engine(cls, socket_dir, native=True, **config):
+    def engine(cls, socket_dir, native=True, options=None, **config):
         extra = None if socket_dir is None else {
             "socket_dir": str(socket_dir), "load": "always", "deadline": 5, **config}
         engine = Engine(VENV / "bin/python", cls.model, extra,
-                        cases.CUSTOM if native else {}, cls.environment)
+                        (options or cases.CUSTOM) if native else {}, cls.environment)
         cls.addClassCleanup(engine.close)
         return engine
 
@@ -86,6 +86,28 @@ class VllmNativePagesTest(unittest.TestCase):
         self.assert_same(reader.generate(PROMPT, margins=True), self.cold)
         crumbd.start()  # and hit again, now from SSD
         self.assert_same(reader.hit(PROMPT, HIT, margins=True), self.warm)
+
+    def test_rejected_drafts_are_in_no_block(self):
+        """An engine with drafts publishes the pages that one without drafts computes."""
+        _, folder = self.crumbd()
+        writer = self.engine(folder, options=cases.DRAFTS)
+        output = writer.generate(PROMPT[:320], 200)["tokens"]
+        longer = PROMPT[:320] + output + PROMPT[:300]
+        metrics = writer.ask(metrics=True)
+        self.assertGreater(metrics["vllm:spec_decode_num_draft_tokens"],
+                           metrics["vllm:spec_decode_num_accepted_tokens"])
+        reader = self.engine(folder)
+        pages = (320 + 200 - 1) // 64  # the last token that was generated is not computed
+        warm = reader.hit(longer, 64 * pages, margins=True)
+        self.assertEqual(warm["cached"], 64 * pages)
+        # Another engine computes the same tokens without drafts, and hits its own prefix cache.
+        other = self.engine(None)
+        other.generate(longer[:64 * pages + 256])
+        expected = other.generate(longer, margins=True)
+        self.assertEqual(expected["cached"], 64 * pages)
+        self.assertLess(cases.mean_difference(warm["chosen"], expected["chosen"]), 0.03)
+        sure = cases.sure_tokens(expected)
+        self.assertEqual(warm["tokens"][:sure], expected["tokens"][:sure])
 
     def test_engines_with_rows_and_with_blocks_share_pages(self):
         _, folder = self.crumbd()

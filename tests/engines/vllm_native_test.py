@@ -103,6 +103,21 @@ class VllmNativeTest(unittest.TestCase):
         self.assertEqual(self.crumb.generate(first, salt="another tenant's")["cached"], 0)
         self.assertEqual(self.crumb.generate(self.text[:300])["cached"], 0)
 
+    def test_drafts_change_nothing(self):
+        """Rejected drafts have replaced rows of the recent window and written tiles of windows."""
+        engine = self.engine(cases.DRAFTS)
+        for begin, tokens in cases.DRAFTED:
+            prompt = self.text[begin:begin + tokens]
+            self.crumb.ask(reset=True)
+            self.assertEqual(engine.generate(prompt, cases.DRAFTED_TOKENS)["tokens"],
+                             self.crumb.generate(prompt, cases.DRAFTED_TOKENS)["tokens"])
+        metrics = engine.ask(metrics=True)
+        drafted, accepted = (metrics[f"vllm:spec_decode_num_{name}_tokens"]
+                             for name in ("draft", "accepted"))
+        print(f"drafts: {accepted} of {drafted} accepted", flush=True)
+        self.assertGreater(accepted, 0)
+        self.assertGreater(drafted, accepted)
+
     def test_what_cannot_be_served_ends_the_start_with_a_sentence(self):
         connector = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
         engine = Engine(VENV / "bin/python", self.model, None,

@@ -10,8 +10,7 @@ from vllm.logger import init_logger
 from crumb import _engines
 from crumb.blocks import BlockAttention, DeviceBlockAttention, DeviceBlockLimits
 from crumb.errors import InvalidArgument
-from crumb.vllm_native.blocks_of_requests import BLOCK_TOKENS
-from crumb.vllm_native.model import RECENT_TOKENS, model_of, rank_of
+from crumb.vllm_native.model import BLOCK_TOKENS, RECENT_TOKENS, model_of, rank_of
 from crumb.worker import WorkerSettings
 
 logger = init_logger("vllm.crumb")

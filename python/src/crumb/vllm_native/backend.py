@@ -20,9 +20,9 @@ from vllm.v1.attention.backend import (AttentionBackend, AttentionCGSupport, Att
 from crumb.blocks import BlockBatch, BlockPool, block_step, fresh_rows
 from crumb.errors import InvalidArgument
 from crumb.vllm_native.attention import attention_of
-from crumb.vllm_native.blocks_of_requests import (BLOCK_TOKENS, SPECS_HAVE_CONTENT, HistorySpec,
-                                                  RecentSpec, RowsSpec, SinkSpec)
-from crumb.vllm_native.model import RECENT_TOKENS, check_supported, geometry_of
+from crumb.vllm_native.blocks_of_requests import (SPECS_HAVE_CONTENT, HistorySpec, RecentSpec,
+                                                  RowsSpec, SinkSpec)
+from crumb.vllm_native.model import (BLOCK_TOKENS, RECENT_TOKENS, check_supported, geometry_of)
 
 
 @dataclasses.dataclass

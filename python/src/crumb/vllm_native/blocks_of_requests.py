@@ -15,7 +15,7 @@ from vllm.v1.core.single_type_kv_cache_manager import (FullAttentionManager,
 from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, KVCacheConfig
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry, register_kv_cache_spec
 
-BLOCK_TOKENS = 64
+from crumb.vllm_native.model import BLOCK_TOKENS
 
 # The registry adds vLLM's own kinds only while it is empty: they must be there before ours.
 KVCacheSpecRegistry.check_kv_cache_spec_registry({})

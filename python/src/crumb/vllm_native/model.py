@@ -11,6 +11,7 @@ from crumb.errors import InvalidArgument
 from crumb.worker import Model, Rank, WorkerSettings
 
 RECENT_TOKENS = 256
+BLOCK_TOKENS = 64  # tokens in a history block
 # Names in --additional-config '{"crumb": {...}}'.
 OPTIONS = ("rotation", "model", "weights")
 
@@ -33,6 +34,15 @@ def geometry_of(head_size: int) -> BlockGeometry:
               rotation="identity"), WorkerSettings(recent_tokens=RECENT_TOKENS))
 
 
+def drafts_max(head_size: int) -> int:
+    """The most draft tokens of a step for which the recent blocks have room: the row
+    of a rejected draft has replaced an older row, and the token that is computed in its place still
+    needs up to RECENT_TOKENS + BLOCK_TOKENS - 2 rows before its own."""
+    geometry = geometry_of(head_size)
+    rows = geometry.recent_blocks * geometry.rows_per_block - 1  # the first row is a header
+    return rows - (RECENT_TOKENS + BLOCK_TOKENS - 2)
+
+
 def rank_of(vllm_config: Any) -> Rank:
     """This process's part of the model."""
     parallel = vllm_config.parallel_config
@@ -51,6 +61,20 @@ def model_of(vllm_config: Any) -> Model:
         head_dim=config.get_head_size(),
         rotation=str(options.get("rotation") or "hadamard"),
         rope=_engines.rope_of(config.hf_text_config))
+
+
+def _unsupported_drafts(vllm_config: Any, head_size: int) -> Dict[str, bool]:
+    """Returns, for each reason to refuse speculative decoding, whether it is there."""
+    given = vllm_config.speculative_config
+    if given is None:
+        return {}
+    most = drafts_max(head_size)
+    return {
+        "speculative decoding on a GPU": vllm_config.device_config.device_type != "cpu",
+        "speculative decoding by another method than ngram": given.method != "ngram",
+        f"more than {most} draft tokens (num_speculative_tokens)":
+            given.num_speculative_tokens > most,
+    }
 
 
 def check_supported(vllm_config: Any, *, head_size: int, num_heads: int, num_kv_heads: int,
@@ -83,7 +107,7 @@ def check_supported(vllm_config: Any, *, head_size: int, num_heads: int, num_kv_
         "a KV connector other than CrumbConnector":
             getattr(vllm_config.kv_transfer_config, "kv_connector", None)
             not in (None, "CrumbConnector"),
-        "speculative decoding": vllm_config.speculative_config is not None,
+        **_unsupported_drafts(vllm_config, head_size),
         "--disable-hybrid-kv-cache-manager":
             bool(vllm_config.scheduler_config.disable_hybrid_kv_cache_manager),
     }
