@@ -212,7 +212,8 @@ TEST_F(WorstPoolRequestsTest, ScrubOfAsManySlotsAsItMayName) {
 // An earlier crumbd had the pool, and its processes report the pages that their slots have.
 TEST_F(WorstPoolRequestsTest, ClaimOfAsManySlotsAsItMayName) {
   const UniqueFd roster = CreateRoster().value();
-  const RosterMark absent = RosterMark::Take(roster.get()).value();  // of a process that is away
+  const RosterMark absent =
+      RosterMark::Take(roster.get()).value();  // The process of this mark is away.
   pool_ = std::string(16, 'q');
   v1::PoolRequest join;
   join.mutable_join()->set_pool(pool_);
