@@ -288,7 +288,7 @@ void World::PoolCommit(Worker& worker, const Step& step) {
       InPool(worker) ? SlotsUsedBy(worker, Use::kBlank) : std::vector<SlotName>();
   if (blank.empty()) return PoolReserve(worker, step);
   const auto view = worker.view;
-  const SlotName name = blank[step.a / 2 % blank.size()];
+  const SlotName& name = blank[step.a / 2 % blank.size()];
   const int keyspace = KeyspaceOf(worker, step.a);
   const uint64_t content = NewContent(keyspace, PageOf(step.b), kAllTiles, /*valid=*/true);
   DeviceSlot& slot = device_[name];
