@@ -75,12 +75,12 @@ def measure(options, kind, engine, prompts):
     """The row of one engine, while others wait."""
     about, steps, pool = engine.ready(), options.steps, pool_bytes(options, kind)
     capacity = about.get("cache_tokens")
-    engine.ask(batch=[[5] * 600] * 2, max_tokens=4)  # compiles the kernels of the first requests
-    prefill = engine.ask(batch=prompts, max_tokens=1)["seconds"]
+    engine.request(batch=[[5] * 600] * 2, max_tokens=4)  # compiles the kernels of the first requests
+    prefill = engine.request(batch=prompts, max_tokens=1)["seconds"]
     rates = []
     for _ in range(options.rounds):
-        one = engine.ask(batch=prompts, max_tokens=1)
-        many = engine.ask(batch=prompts, max_tokens=1 + steps)
+        one = engine.request(batch=prompts, max_tokens=1)
+        many = engine.request(batch=prompts, max_tokens=1 + steps)
         rates.append(len(prompts) * steps / (many["seconds"] - one["seconds"]))
     return {"kind": kind, "batch": len(prompts), "context": options.tokens, "steps": steps,
             "prefill_tokens_per_s": round(sum(map(len, prompts)) / prefill),

@@ -93,7 +93,7 @@ class Bench:
         """Times of one token for each prompt, in milliseconds."""
         times, cached = [], []
         for prompt in prompts:
-            engine.ask(reset=True)
+            engine.request(reset=True)
             answer = engine.generate(prompt, max_tokens=1)
             times.append(round(1e3 * answer["seconds"], 1))
             cached.append(answer["cached"])
@@ -104,7 +104,7 @@ class Bench:
         """Times of prompts whose beginning the engine's own prefix cache has."""
         times, cached = [], []
         for prompt in prompts:
-            engine.ask(reset=True)
+            engine.request(reset=True)
             hit = engine.generate(prompt, max_tokens=1)["cached"]
             other = prompt[:hit] + self.prompt(len(prompt) - hit)
             answer = engine.generate(other, max_tokens=1)
@@ -119,7 +119,7 @@ class Bench:
         for prompt in prompts:
             wanted = (len(prompt) - 256) // 64 * 64
             while time.monotonic() < deadline:
-                engine.ask(reset=True)
+                engine.request(reset=True)
                 if engine.generate(prompt, max_tokens=1)["cached"] >= wanted:
                     break
         subprocess.run([self.crumb, "--socket-dir", self.folder, "--timeout", str(LONG_SECONDS),
@@ -144,13 +144,13 @@ class Bench:
     def decode(self, engines, prompts):
         """Decode throughput, the engines in turns."""
         for engine in engines.values():
-            engine.ask(reset=True)
-            engine.ask(batch=prompts, max_tokens=DECODED)
+            engine.request(reset=True)
+            engine.request(batch=prompts, max_tokens=DECODED)
         seconds = {name: [] for name in engines}
         for _ in range(self.options.rounds):
             for name, engine in engines.items():
-                first = engine.ask(batch=prompts, max_tokens=1)["seconds"]
-                whole = engine.ask(batch=prompts, max_tokens=DECODED)["seconds"]
+                first = engine.request(batch=prompts, max_tokens=1)["seconds"]
+                whole = engine.request(batch=prompts, max_tokens=DECODED)["seconds"]
                 seconds[name].append(whole - first)
         for name, times in seconds.items():
             rates = [BATCH * (DECODED - 1) / value for value in times]

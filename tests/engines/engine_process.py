@@ -109,20 +109,20 @@ class EngineProcess:
         self.log.seek(0)
         return self.log.read()[-6000:]
 
-    def ask(self, **request):
-        self.process.stdin.write(json.dumps(request) + "\n")
+    def request(self, **fields):
+        self.process.stdin.write(json.dumps(fields) + "\n")
         self.process.stdin.flush()
         return self.read()
 
     def generate(self, tokens, max_tokens=24, salt=None, **more):
-        return self.ask(tokens=tokens, max_tokens=max_tokens, salt=salt, **more)
+        return self.request(tokens=tokens, max_tokens=max_tokens, salt=salt, **more)
 
     def hit(self, tokens, cached, **options):
         """Generates until `cached` tokens are hits: pages are published in the background. The
         engine's own prefix cache is emptied before each try, so that hits come from crumbd."""
         deadline = time.monotonic() + PUBLISHED_SECONDS
         while True:
-            reset = self.ask(reset=True)
+            reset = self.request(reset=True)
             assert reset == {"reset": True}, reset
             result = self.generate(tokens, **options)
             if result["cached"] >= cached or time.monotonic() > deadline:

@@ -107,7 +107,7 @@ class SglangTest(unittest.TestCase):
         self.assertEqual(int2.hit(PROMPT, most)["cached"], most)
 
         crumbd.stop(signal.SIGKILL)  # requests go on without it
-        self.assertEqual(reader.ask(reset=True), {"reset": True})
+        self.assertEqual(reader.request(reset=True), {"reset": True})
         alone = reader.generate(PROMPT)
         self.assertEqual((alone["cached"], alone["tokens"]), (0, expected))
         crumbd.start()  # and hit again, now from SSD

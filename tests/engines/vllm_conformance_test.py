@@ -110,7 +110,7 @@ class VllmEngine:
         self.options = dataclasses.replace(options, history=self.histories[options.history])
         engine = self.engines.pop(self.options, None) or self.open(self.options)
         self.engines[self.options] = engine
-        engine.ask(reset=True)
+        engine.request(reset=True)
 
     def open(self, options):
         while len(self.engines) >= ENGINES_MAX:
@@ -192,7 +192,7 @@ class VllmConformanceTest(unittest.TestCase):
         prompt = words(cases.tokens("reset"))
         self.assertEqual(engine.generate(prompt)["cached"], 0)
         self.assertEqual(engine.hit(prompt, 576)["cached"], 576)
-        self.assertEqual(engine.ask(reset="all"), {"reset": True})
+        self.assertEqual(engine.request(reset="all"), {"reset": True})
         self.assertEqual(engine.generate(prompt)["cached"], 0)
         self.assertEqual(engine.hit(prompt, 576)["cached"], 576)
 

@@ -101,7 +101,7 @@ class VllmGpuTest(unittest.TestCase):
 
         self.flush()
         self.crumbd.stop(signal.SIGKILL)
-        reader.ask(reset=True)
+        reader.request(reset=True)
         alone = reader.generate(prompt, DECODED)  # requests go on without it
         self.assertEqual((alone["cached"], alone["tokens"]), (0, cold["tokens"]))
         self.crumbd.start()
@@ -124,12 +124,12 @@ class VllmGpuTest(unittest.TestCase):
         as over pages that were loaded for them alone."""
         engine = self.engines["reader"]
         prompts = [self.prompt(number) for number in range(2, 26)]
-        engine.ask(batch=prompts, max_tokens=2)
+        engine.request(batch=prompts, max_tokens=2)
         alone = [engine.hit(prompt, CACHED) for prompt in prompts]
         self.assertEqual([answer["cached"] for answer in alone], [CACHED] * len(prompts))
         for _ in range(3):
-            self.assertEqual(engine.ask(reset=True), {"reset": True})
-            batch = engine.ask(batch=prompts, max_tokens=DECODED)
+            self.assertEqual(engine.request(reset=True), {"reset": True})
+            batch = engine.request(batch=prompts, max_tokens=DECODED)
             self.assertEqual(batch["cached"], [CACHED] * len(prompts))
             for prompt, answer in zip(prompts, alone):
                 behind = engine.generate(prompt)

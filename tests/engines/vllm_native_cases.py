@@ -95,7 +95,7 @@ def check_short_contexts(test, text, plain, engines):
     compared = 0
     for begin, tokens in SHORT_PROMPTS:
         prompt = text[begin:begin + tokens]
-        expected = plain.ask(tokens=prompt, max_tokens=DECODED, margins=True)
+        expected = plain.request(tokens=prompt, max_tokens=DECODED, margins=True)
         sure = sure_tokens(expected)
         compared += sure
         for name, engine in engines.items():

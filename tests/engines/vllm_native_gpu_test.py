@@ -61,10 +61,10 @@ class VllmNativeGpuTest(unittest.TestCase):
 
     def test_scores_are_those_of_the_references(self):
         text = TEXT[:cases.SCORED_TOKENS]
-        plain = self.engines["plain"].ask(score=text)["scores"]
-        stored = self.oracle.ask(score=text)["scores"]
+        plain = self.engines["plain"].request(score=text)["scores"]
+        stored = self.oracle.request(score=text)["scores"]
         for name in ("eager", "graphs", "small"):
-            found = self.engines[name].ask(score=text)["scores"]
+            found = self.engines[name].request(score=text)["scores"]
             cases.check_scores(self, name, found, plain, stored)
 
     def test_short_contexts_are_decoded_as_by_vllm(self):
@@ -74,7 +74,7 @@ class VllmNativeGpuTest(unittest.TestCase):
     def decoded(self, engine, prompts, expected, what):
         """Checks that a batch's tokens are the expected ones, up to the first that is as likely as
         another one but for rounding."""
-        found = engine.ask(batch=prompts, max_tokens=cases.LONG_DECODED)["tokens"]
+        found = engine.request(batch=prompts, max_tokens=cases.LONG_DECODED)["tokens"]
         same = total = 0
         for tokens, wanted in zip(found, expected):
             sure = cases.sure_tokens(wanted)
@@ -88,15 +88,15 @@ class VllmNativeGpuTest(unittest.TestCase):
         eager = self.engines["eager"]
         alone = []
         for prompt in prompts:
-            self.assertEqual(eager.ask(reset=True), {"reset": True})
-            alone.append(eager.ask(tokens=prompt, max_tokens=cases.LONG_DECODED, margins=True))
+            self.assertEqual(eager.request(reset=True), {"reset": True})
+            alone.append(eager.request(tokens=prompt, max_tokens=cases.LONG_DECODED, margins=True))
         for name in ("eager", "graphs"):
-            self.assertEqual(self.engines[name].ask(reset=True), {"reset": True})
+            self.assertEqual(self.engines[name].request(reset=True), {"reset": True})
             self.decoded(self.engines[name], prompts, alone, f"batch, {name}")
         small = self.engines["small"]
         self.decoded(small, prompts, alone, "chunks, preemption")
-        self.assertGreater(small.ask(metrics=True)["vllm:num_preemptions"], 0)
-        small.ask(batch=prompts, max_tokens=cases.LONG_DECODED, cancel=[0, 3])
+        self.assertGreater(small.request(metrics=True)["vllm:num_preemptions"], 0)
+        small.request(batch=prompts, max_tokens=cases.LONG_DECODED, cancel=[0, 3])
         self.decoded(small, prompts, alone, "behind cancelled requests")
 
     def test_decoded_tokens_are_as_likely_as_in_a_prompt(self):
@@ -105,9 +105,9 @@ class VllmNativeGpuTest(unittest.TestCase):
             engine = self.engines[name]
             for begin, tokens in ((0, 600), (300, 383), (700, 449)):
                 prompt = TEXT[begin:begin + tokens]
-                self.assertEqual(engine.ask(reset=True), {"reset": True})
-                decoded = engine.ask(tokens=prompt, max_tokens=150, margins=True)
-                scores = engine.ask(score=prompt + decoded["tokens"])["scores"][tokens - 1:]
+                self.assertEqual(engine.request(reset=True), {"reset": True})
+                decoded = engine.request(tokens=prompt, max_tokens=150, margins=True)
+                scores = engine.request(score=prompt + decoded["tokens"])["scores"][tokens - 1:]
                 error = cases.mean_difference(decoded["chosen"], scores)
                 print(f"{name}: mean |difference| of log probabilities of 150 tokens behind "
                       f"{tokens}: {error:.4f}", flush=True)
@@ -116,7 +116,7 @@ class VllmNativeGpuTest(unittest.TestCase):
     def test_prefixes_are_shared_up_to_the_recent_window(self):
         engine = self.engines["graphs"]
         first, second = TEXT[:900], TEXT[:640] + TEXT[1000:1300]
-        self.assertEqual(engine.ask(reset=True), {"reset": True})
+        self.assertEqual(engine.request(reset=True), {"reset": True})
         cold = engine.generate(first)
         other = engine.generate(second)
         self.assertEqual((cold["cached"], other["cached"]), (0, 640))
@@ -124,8 +124,8 @@ class VllmNativeGpuTest(unittest.TestCase):
         self.assertEqual(warm["cached"], (900 - 256) // 64 * 64)
         self.assertEqual(warm["tokens"], engine.generate(first)["tokens"])
         # In one step: the second request hits blocks that the first one completes in this step.
-        engine.ask(reset=True)
-        both = engine.ask(batch=[first, second], max_tokens=24)
+        engine.request(reset=True)
+        both = engine.request(batch=[first, second], max_tokens=24)
         same = sum(x == y for a, b in zip(both["tokens"], [cold["tokens"], other["tokens"]])
                    for x, y in zip(a, b))
         print(f"shared in one step: {same} of 48 tokens are those of requests one by one")

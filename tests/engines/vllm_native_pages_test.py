@@ -82,7 +82,7 @@ class VllmNativePagesTest(unittest.TestCase):
         self.assertEqual(reader.generate(LONGER)["cached"], end)
 
         crumbd.stop()  # requests go on without it
-        reader.ask(reset=True)
+        reader.request(reset=True)
         self.assert_same(reader.generate(PROMPT, margins=True), self.cold)
         crumbd.start()  # and hit again, now from SSD
         self.assert_same(reader.hit(PROMPT, HIT, margins=True), self.warm)
@@ -93,7 +93,7 @@ class VllmNativePagesTest(unittest.TestCase):
         writer = self.engine(folder, options=cases.DRAFTS)
         output = writer.generate(PROMPT[:320], 200)["tokens"]
         longer = PROMPT[:320] + output + PROMPT[:300]
-        metrics = writer.ask(metrics=True)
+        metrics = writer.request(metrics=True)
         self.assertGreater(metrics["vllm:spec_decode_num_draft_tokens"],
                            metrics["vllm:spec_decode_num_accepted_tokens"])
         reader = self.engine(folder)

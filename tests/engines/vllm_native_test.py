@@ -68,25 +68,25 @@ class VllmNativeTest(unittest.TestCase):
         oracle = EngineProcess([VENV / "bin/python", HERE / "vllm_native_oracle.py", self.model],
                                self.environment)
         self.addCleanup(oracle.close)
-        cases.check_scores(self, "CPU", *(engine.ask(score=text)["scores"]
+        cases.check_scores(self, "CPU", *(engine.request(score=text)["scores"]
                                           for engine in (self.crumb, plain, oracle)))
 
     def test_chunks_batches_preemption_and_cancellation_change_nothing(self):
         prompts, tokens = cases.batch_prompts(self.text), cases.LONG_DECODED
-        self.crumb.ask(reset=True)  # tokens behind a hit attend more of the prompt as INT2
+        self.crumb.request(reset=True)  # tokens behind a hit attend more of the prompt as INT2
         alone = [self.crumb.generate(prompt, tokens)["tokens"] for prompt in prompts]
         # Requests wait, and those that run are preempted when they grow.
         small = self.engine(cases.SMALL)
-        self.assertEqual(small.ask(score=self.text[:600]), self.crumb.ask(score=self.text[:600]))
-        self.assertEqual(small.ask(batch=prompts, max_tokens=tokens)["tokens"], alone)
-        self.assertGreater(small.ask(metrics=True)["vllm:num_preemptions"], 0)
+        self.assertEqual(small.request(score=self.text[:600]), self.crumb.request(score=self.text[:600]))
+        self.assertEqual(small.request(batch=prompts, max_tokens=tokens)["tokens"], alone)
+        self.assertGreater(small.request(metrics=True)["vllm:num_preemptions"], 0)
         kept = [None if i in (0, 3) else answer for i, answer in enumerate(alone)]
-        self.assertEqual(small.ask(batch=prompts, max_tokens=tokens, cancel=[0, 3])["tokens"], kept)
-        self.assertEqual(small.ask(batch=prompts, max_tokens=tokens)["tokens"], alone)
+        self.assertEqual(small.request(batch=prompts, max_tokens=tokens, cancel=[0, 3])["tokens"], kept)
+        self.assertEqual(small.request(batch=prompts, max_tokens=tokens)["tokens"], alone)
 
     def test_prefixes_are_shared_up_to_the_recent_window(self):
         first, second = self.text[:900], self.text[:640] + self.text[1000:1300]
-        self.assertEqual(self.crumb.ask(reset=True), {"reset": True})
+        self.assertEqual(self.crumb.request(reset=True), {"reset": True})
         cold = self.crumb.generate(first)
         other = self.crumb.generate(second)
         self.assertEqual((cold["cached"], other["cached"]), (0, 640))
@@ -97,8 +97,8 @@ class VllmNativeTest(unittest.TestCase):
         print(f"{same} of {len(cold['tokens'])} tokens are those of the cold request")
         self.assertEqual(warm["tokens"], self.crumb.generate(first)["tokens"])
         # In one step: the second request hits blocks that the first one completes in this step.
-        self.crumb.ask(reset=True)
-        both = self.crumb.ask(batch=[first, second], max_tokens=24)
+        self.crumb.request(reset=True)
+        both = self.crumb.request(batch=[first, second], max_tokens=24)
         self.assertEqual(both["tokens"], [cold["tokens"], other["tokens"]])
         self.assertEqual(self.crumb.generate(first, salt="another tenant's")["cached"], 0)
         self.assertEqual(self.crumb.generate(self.text[:300])["cached"], 0)
@@ -108,10 +108,10 @@ class VllmNativeTest(unittest.TestCase):
         engine = self.engine(cases.DRAFTS)
         for begin, tokens in cases.DRAFTED:
             prompt = self.text[begin:begin + tokens]
-            self.crumb.ask(reset=True)
+            self.crumb.request(reset=True)
             self.assertEqual(engine.generate(prompt, cases.DRAFTED_TOKENS)["tokens"],
                              self.crumb.generate(prompt, cases.DRAFTED_TOKENS)["tokens"])
-        metrics = engine.ask(metrics=True)
+        metrics = engine.request(metrics=True)
         drafted, accepted = (metrics[f"vllm:spec_decode_num_{name}_tokens"]
                              for name in ("draft", "accepted"))
         print(f"drafts: {accepted} of {drafted} accepted", flush=True)

@@ -102,7 +102,7 @@ class Smollm2Test(unittest.TestCase):
     @classmethod
     def distributions(cls, engine, cached=0):
         file = cls.folder / "distributions"
-        found = engine.ask(distributions=cls.prompts, to=str(file))["cached"]
+        found = engine.request(distributions=cls.prompts, to=str(file))["cached"]
         assert all(tokens >= cached for tokens in found), found
         return rows_of(file)
 

@@ -76,7 +76,7 @@ class VllmTest(unittest.TestCase):
         self.assertEqual(other_salt["tokens"], self.salted)
 
         crumbd.stop()  # requests go on without it
-        reader.ask(reset=True)
+        reader.request(reset=True)
         alone = reader.generate(PROMPT)
         self.assertEqual((alone["cached"], alone["tokens"]), (0, self.expected))
         crumbd.start()  # and hit again, now from SSD
@@ -126,7 +126,7 @@ class VllmTest(unittest.TestCase):
 
     def events(self, engine):
         """Blocks that were announced since the last call: of vLLM's own cache, and of crumbd."""
-        stored = [event for event in engine.ask(events=True)["events"]
+        stored = [event for event in engine.request(events=True)["events"]
                   if event["event"] == "BlockStored"]
         return ([event for event in stored if event["ownership"] != "crumb"],
                 [event for event in stored if event["ownership"] == "crumb"])
