@@ -30,20 +30,19 @@ class AdminTest : public CallFixture {
     cluster.gauges.nodes.push_back({.id = "another"});
     TenantScrape tenants;
     tenants.uses = {{"a", 1, 2}};
-    return ExportText({metrics_,
-                       store_.Stats(),
-                       sessions_.totals(),
-                       metrics_.requested_pages.Read(context_.clock.Now()),
-                       2,
-                       1,
-                       0,
-                       0,
-                       events_.watchers(),
-                       "1.2.3",
-                       cluster,
-                       tenants,
-                       {{"listen.tls.cert_file", CertificateWatch::Instant(std::chrono::hours(2))},
-                        {"listen.tls.client_ca_file", std::nullopt}}});
+    return ExportText({.metrics = metrics_,
+                       .store = store_.Stats(),
+                       .sessions = sessions_.totals(),
+                       .requested_pages = metrics_.requested_pages.Read(context_.clock.Now()),
+                       .active_keyspaces = 2,
+                       .bf16_keyspaces = 1,
+                       .watchers = events_.watchers(),
+                       .version = "1.2.3",
+                       .cluster = cluster,
+                       .tenants = tenants,
+                       .certificates = {{"listen.tls.cert_file",
+                                         CertificateWatch::Instant(std::chrono::hours(2))},
+                                        {"listen.tls.client_ca_file", std::nullopt}}});
   }
 };
 
