@@ -25,9 +25,7 @@ uint64_t CountedBytes(const google::protobuf::Message& request) {
 absl::Status CacheService::Admit(CallScope& scope, const Context& call, const Message* request,
                                  CallContext& context) const {
   CRUMB_ASSIGN_OR_RETURN(context.caller, CallerOf(call, context));
-  const uint64_t request_bytes = request == nullptr ? 0 : CountedBytes(*request);
-  CRUMB_RETURN_IF_ERROR(scope.Admit(context.caller.name(), request_bytes));
-  return request == nullptr ? absl::OkStatus() : CheckFields(context.limits, *request);
+  return scope.Admit(context.caller.name(), request == nullptr ? 0 : CountedBytes(*request));
 }
 
 grpc::ServerUnaryReactor* CacheService::Respond(
@@ -53,7 +51,12 @@ grpc::ServerUnaryReactor* CacheService::RespondLater(
     // The cost of Stats grows with the number of keyspaces and sessions.
     const size_t bytes = rpc == Rpc::kStats ? SIZE_MAX : request.ByteSizeLong();
     RunInTurn(
-        context, bytes, [context, call = std::move(call), done] { call(context, done); }, done);
+        context, bytes,
+        [context, &request, call = std::move(call), done] {
+          const absl::Status fits = CheckFields(context.limits, request);
+          return fits.ok() ? call(context, done) : done(fits);
+        },
+        done);
   } else {
     done(admitted);
   }
@@ -80,7 +83,8 @@ grpc::ServerWriteReactor<v1::WatchEventsResponse>* CacheService::WatchEvents(
     Context* call, const v1::WatchEventsRequest* request) {
   auto scope = NewScope(Rpc::kWatchEvents);
   CallContext context = context_;
-  const absl::Status admitted = Admit(*scope, *call, request, context);
+  absl::Status admitted = Admit(*scope, *call, request, context);
+  if (admitted.ok()) admitted = CheckFields(context.limits, *request);
   return StartWatch(context, admitted, streams_, stalls_, std::move(scope), *call, *request);
 }
 

@@ -75,9 +75,9 @@ class CacheService final
  private:
   using Message = google::protobuf::Message;
 
-  // Returns whether the call may be made: its caller is known, there is room for it and its
-  // request, and no field of the request is longer than its bound. `request` is null if it is read
-  // later. `context` becomes the caller's.
+  // Returns whether the call may be made: its caller is known, and there is room for it and its
+  // request. `request` is null if it is read later. `context` becomes the caller's. The bounds of
+  // the request's fields are checked by the call itself, in its turn.
   absl::Status Admit(CallScope& scope, const Context& call, const Message* request,
                      CallContext& context) const;
   // Finishes with the status of `call`, which does not block. `call` may run later, on another
