@@ -22,7 +22,7 @@ import yaml
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import kustomize
 import manifest_schema
-from services import ROOT, Crumbd, Process, free_port, http, make_certificates, wait_for
+from services import ROOT, Crumbd, Process, free_ports, http, make_certificates, wait_for
 
 sys.path.insert(0, str(ROOT / "deploy/k8s"))
 import make_prometheusrule
@@ -374,7 +374,7 @@ class K8sTest(unittest.TestCase):
         for made, name in (("ca.pem", "ca.crt"), ("node.pem", "tls.crt"), ("node.key", "tls.key")):
             (folder / made).rename(folder / name)
         (folder / "secret").write_text("a secret of a test")
-        port = {number: free_port() for number in (2379, 2380, 2381)}
+        port = dict(zip((2379, 2380, 2381), free_ports(3)))
         words, container = self.etcd_command(port, folder)
         self.assertNotIn("http://127.0.0.1:%d" % port[2379], " ".join(words))
         etcd = Process(words, folder / "etcd.log")

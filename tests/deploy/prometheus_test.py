@@ -17,7 +17,7 @@ import urllib.parse
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import alert_cases
-from services import (ROOT, Crumbd, Load, Process, free_port, http, make_certificates, prompt_of,
+from services import (ROOT, Crumbd, Load, Process, free_ports, http, make_certificates, prompt_of,
                       run_worker, wait_for)
 
 PROMETHEUS = ROOT / "deploy/prometheus"
@@ -108,7 +108,7 @@ class Prometheus:
             assert old in config, old
             config = config.replace(old, new)
         (folder / "prometheus.yml").write_text(config, encoding="utf-8")
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = f"127.0.0.1:{free_ports(1)[0]}"
         self.process = Process(
             ["prometheus", f"--config.file={folder}/prometheus.yml",
              f"--storage.tsdb.path={folder}/tsdb", f"--web.listen-address={self.address}"],
@@ -151,7 +151,7 @@ class LiveTest(unittest.TestCase):
             {"name": "bounded", "token_sha256": "1" * 64, "quota_bytes": "1GiB"},
             {"name": "free", "token_sha256": "2" * 64}]}))
         make_certificates(folder, "crumbd.test")
-        places = [f"127.0.0.1:{free_port()}" for _ in range(4)]
+        places = [f"127.0.0.1:{port}" for port in free_ports(4)]
 
         def extra(transport):
             return (f"  tls:\n    cert_file: {folder}/node.pem\n    key_file: {folder}/node.key\n"

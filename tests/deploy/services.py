@@ -4,10 +4,9 @@
 
 import json
 import pathlib
-import random
 import signal
-import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -15,6 +14,8 @@ import urllib.request
 START_SECONDS = 30
 WORKER_SECONDS = 120
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/cluster"))
+from crumbd_group import free_ports  # noqa: E402,F401 pylint: disable=wrong-import-position,unused-import
 MODEL = ROOT / "models/data/tiny-lm"
 
 
@@ -33,18 +34,6 @@ def wait_for(what, condition, seconds=START_SECONDS):
 def http(url, timeout=10):
     with urllib.request.urlopen(url, timeout=timeout) as response:
         return response.read().decode("utf-8")
-
-
-def free_port():
-    """A port below those of outgoing connections, because the server may start much later."""
-    while True:
-        port = random.randrange(15_000, 32_000)
-        with socket.socket() as place:
-            try:
-                place.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
 
 
 def make_certificates(folder, name, days=365):
