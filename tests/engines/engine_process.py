@@ -90,7 +90,7 @@ def flush(environment, folder):
 
 
 class EngineProcess:
-    """A process that answers each line of JSON on its standard input with a line "RESULT {...}", as
+    """A process that writes a line "RESULT {...}" for each line of JSON on its standard input, as
     vllm_engine.py and sglang_engine.py do. It is started at once."""
 
     def __init__(self, command, environment=None):
@@ -150,5 +150,5 @@ class Engine(EngineProcess):
             self.ready()
 
     def ready(self):
-        """Waits until the engine has started; returns what it says of itself."""
+        """Waits until the engine has started; returns its first result, which describes it."""
         return self.read()

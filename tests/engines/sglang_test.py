@@ -5,8 +5,8 @@
 engine with the project's small model: sglang_test.py --build DIR
 
 Needs build/sglang (tests/engines/install_sglang.sh); exit code 77 without it. Every engine is a
-process of its own, and its own cache is emptied before a hit is expected, so that what it has
-cached comes from crumbd.
+process of its own, and its own cache is emptied before a hit is expected, so that cached
+tokens come from crumbd.
 """
 
 import argparse

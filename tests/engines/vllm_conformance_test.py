@@ -5,7 +5,7 @@
 vllm_conformance_test.py --build DIR
 
 Needs build/engines (tests/engines/install.sh); exit code 77 without it. Pages are exact (BF16), so
-that a hit has to give the answer of a computed prompt, and a wrong hit gives another one.
+that a hit has to give the output of a computed prompt, and a wrong hit gives another one.
 
 Four cases of the suite are not run here. The small model takes no images, and vLLM's CPU build has
 no FP8 weights: python/tests/vllm_requests_test.py covers "another image", and
@@ -36,7 +36,7 @@ OPTIONS = argparse.Namespace()
 VENV = ROOT / "build/engines/venv"
 NOT_RUN = {"another image", "another dtype", "generated tokens", "a rejected draft token"}
 ENGINES_MAX = 3  # vLLM processes at once, of some 1.5 GB each
-ANSWER_TOKENS = 8
+OUTPUT_TOKENS = 8
 
 
 def write_adapter(folder, seed):
@@ -96,7 +96,7 @@ class VllmEngine:
 
     def __init__(self, folder, socket_dir, environment):
         self.folder, self.socket_dir, self.environment = folder, socket_dir, environment
-        self.engines = {}  # by options, the one that was used last at the end
+        self.engines = {}  # keys are options; the engine used last stands at the end
         self.options = None
         self.adapters = {}
         self.runs = 0
@@ -137,12 +137,12 @@ class VllmEngine:
     def run(self, request):
         engine, prompt = self.engines[self.options], words(request.tokens)
         more = {"salt": request.cache_salt or None, "lora": self.adapter(request.lora),
-                "max_tokens": ANSWER_TOKENS}
+                "max_tokens": OUTPUT_TOKENS}
         result = engine.generate(prompt, **more)
         # Its pages are in crumbd when the same request is a hit.
         window = 1 if self.options.history == "bf16" else 256
         engine.hit(prompt, (len(prompt) - window) // cases.PAGE_TOKENS * cases.PAGE_TOKENS, **more)
-        # The same engine's answer when it computes all of the prompt; ranks round differently.
+        # The output is compared with that of the same engine, because ranks round differently.
         self.runs += 1
         alone = engine.generate(prompt, **{**more, "salt": f"alone {self.runs}"})
         assert alone["cached"] == 0, alone
@@ -197,8 +197,8 @@ class VllmConformanceTest(unittest.TestCase):
         self.assertEqual(engine.hit(prompt, 576)["cached"], 576)
 
     def check_generated(self, options):
-        """The output of one engine is part of the prompt of another one, which hits it, and answers
-        as an engine that computes all of it."""
+        """The output of one engine is part of the prompt of another one, which hits it and
+        generates the tokens of an engine that computes all of it."""
         config = {"socket_dir": self.engine.socket_dir, "load": "always", "deadline": 20,
                   "history": "bf16", "tenant": f"generated {len(options)}"}
         prompt = words(cases.tokens("generated", 320))
@@ -210,10 +210,10 @@ class VllmConformanceTest(unittest.TestCase):
         reader = Engine(VENV / "bin/python", self.folder / "model", config, {"block_size": 64},
                         self.environment)
         self.addCleanup(reader.close)
-        cold = reader.generate(longer, ANSWER_TOKENS, salt="alone")
+        cold = reader.generate(longer, OUTPUT_TOKENS, salt="alone")
         self.assertEqual(cold["cached"], 0)
         pages = (320 + 200 - 1) // 64  # the last token that was generated is not computed
-        warm = reader.hit(longer, 64 * pages, max_tokens=ANSWER_TOKENS)
+        warm = reader.hit(longer, 64 * pages, max_tokens=OUTPUT_TOKENS)
         self.assertEqual((warm["cached"], warm["tokens"]), (64 * pages, cold["tokens"]))
 
 

@@ -16,10 +16,10 @@ ROUNDING = 0.15  # differences of log probabilities that BF16 rounding causes, a
 # window of up to 319 are BF16. The token at position 383 is the first that attends a page behind
 # the sink as INT2, because 256 tokens follow the page, itself among them.
 EXACT_TOKENS = 383
-SCORED_TOKENS = 900  # of the text
+SCORED_TOKENS = 900  # length of the part of the text that is scored
 DECODED = 24         # tokens behind short prompts
 # First token in the text and length of prompts which the sink and the recent window cover together
-# with what is decoded.
+# with the decoded tokens.
 SHORT_PROMPTS = ((0, 20), (500, 64), (900, 65), (300, 250), (0, 250), (1200, 200))
 LONG_DECODED = 60  # tokens behind prompts of a batch
 # A pool with room for three of the requests of a batch, and chunks of 100 tokens.
@@ -62,19 +62,19 @@ def mean_difference(found, expected):
     return sum(abs(x - y) for x, y in zip(found, expected, strict=True)) / len(found)
 
 
-def sure_tokens(answer):
+def sure_tokens(result):
     """How many tokens come before the first that is as likely as another one but for rounding.
-    answer: of a request with "margins"."""
-    return next((i for i, margin in enumerate(answer["margins"]) if margin < ROUNDING),
-                len(answer["margins"]))
+    result: the result of a request with "margins"."""
+    return next((i for i, margin in enumerate(result["margins"]) if margin < ROUNDING),
+                len(result["margins"]))
 
 
 def check_scores(test, name, found, plain, stored):
     """Compares the log probabilities of a text's tokens with those of vLLM's own attention where no
     INT2 is attended, and with those of crumb.transformers behind that.
 
-    Behind that, the difference to crumb.transformers must be less than half of what INT2 itself
-    changes.
+    Behind that, the difference to crumb.transformers must be less than half of the
+    difference that INT2 itself makes.
     """
     exact, history = slice(0, EXACT_TOKENS), slice(EXACT_TOKENS, None)
     short = mean_difference(found[exact], plain[exact])

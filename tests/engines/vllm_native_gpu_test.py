@@ -54,7 +54,7 @@ class VllmNativeGpuTest(unittest.TestCase):
         cls.about = {name: engine.ready() for name, engine in cls.engines.items()}
         print(cls.about, flush=True)
 
-    def test_layers_have_the_backend_that_the_user_asked_for(self):
+    def test_layers_have_the_backend_that_the_user_chose(self):
         self.assertNotIn("CUSTOM", self.about["plain"]["attention"])
         for name in ("eager", "graphs", "small"):
             self.assertEqual(self.about[name]["attention"], ["CUSTOM"], name)
@@ -71,17 +71,17 @@ class VllmNativeGpuTest(unittest.TestCase):
         cases.check_short_contexts(self, TEXT, self.engines["plain"],
                                    {name: self.engines[name] for name in ("eager", "graphs")})
 
-    def decoded(self, engine, prompts, expected, what):
+    def decoded(self, engine, prompts, expected, case):
         """Checks that a batch's tokens are the expected ones, up to the first that is as likely as
         another one but for rounding."""
         found = engine.request(batch=prompts, max_tokens=cases.LONG_DECODED)["tokens"]
         same = total = 0
         for tokens, wanted in zip(found, expected):
             sure = cases.sure_tokens(wanted)
-            self.assertEqual(tokens[:sure], wanted["tokens"][:sure], what)
+            self.assertEqual(tokens[:sure], wanted["tokens"][:sure], case)
             same += sum(x == y for x, y in zip(tokens, wanted["tokens"]))
             total += len(tokens)
-        print(f"{what}: {same} of {total} tokens are those of each request alone", flush=True)
+        print(f"{case}: {same} of {total} tokens are those of each request alone", flush=True)
 
     def test_graphs_batches_chunks_and_preemption_change_nothing(self):
         prompts = cases.batch_prompts(TEXT)

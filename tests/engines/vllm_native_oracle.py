@@ -4,7 +4,7 @@
 
 Reads {"score": [...]} from standard input and writes RESULT {"scores": [...]}: the logarithms of
 the probabilities of these tokens but the first. Each token is a pass of its own, so that it attends
-history as in decoding, which is what vLLM with Crumb's attention backend does everywhere.
+history as in decoding, like vLLM with Crumb's attention backend in every pass.
 """
 
 import json

@@ -5,8 +5,8 @@
 loads, and the project's small model: vllm_native_pages_test.py --build DIR
 
 Needs build/engines (tests/engines/install.sh); exit code 77 without it. Every engine is a process
-of its own. What a hit from crumbd gives is compared with what a hit in vLLM's own prefix cache
-gives, bit by bit: the blocks are the same.
+of its own. The blocks that a hit from crumbd gives are compared bit by bit with those of a hit
+in vLLM's own prefix cache.
 """
 
 import argparse

@@ -48,7 +48,7 @@ class VllmNativeTest(unittest.TestCase):
 
     @classmethod
     def engine(cls, options):
-        """An engine, with what it says of itself as `about`."""
+        """An engine whose `about` is its description of itself."""
         engine = Engine(VENV / "bin/python", cls.model, None, options, cls.environment, ready=False)
         cls.addClassCleanup(engine.close)
         engine.about = engine.ready()
@@ -80,7 +80,7 @@ class VllmNativeTest(unittest.TestCase):
         self.assertEqual(small.request(score=self.text[:600]), self.crumb.request(score=self.text[:600]))
         self.assertEqual(small.request(batch=prompts, max_tokens=tokens)["tokens"], alone)
         self.assertGreater(small.request(metrics=True)["vllm:num_preemptions"], 0)
-        kept = [None if i in (0, 3) else answer for i, answer in enumerate(alone)]
+        kept = [None if i in (0, 3) else result for i, result in enumerate(alone)]
         self.assertEqual(small.request(batch=prompts, max_tokens=tokens, cancel=[0, 3])["tokens"], kept)
         self.assertEqual(small.request(batch=prompts, max_tokens=tokens)["tokens"], alone)
 

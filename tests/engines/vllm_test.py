@@ -4,8 +4,8 @@
 """vLLM with CrumbConnector and the project's small model, on the CPU: vllm_test.py --build DIR
 
 Needs build/engines (tests/engines/install.sh); exit code 77 without it. Every engine is a process
-of its own, and its own prefix cache is emptied before a hit is expected, so that what it has cached
-comes from crumbd.
+of its own, and its own prefix cache is emptied before a hit is expected, so that cached
+tokens come from crumbd.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class VllmTest(unittest.TestCase):
         self.addCleanup(engine.close)
         return engine
 
-    def test_exact_pages_give_the_same_answers_in_another_process_and_after_a_restart(self):
+    def test_exact_pages_give_the_same_tokens_in_another_process_and_after_a_restart(self):
         crumbd, folder = self.crumbd()
         writer = self.engine(folder, history="bf16")
         cold = writer.generate(PROMPT)

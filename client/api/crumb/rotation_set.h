@@ -27,14 +27,14 @@ class RotationSet {
     int kv_heads = 1;
     int head_dim = 0;
     std::vector<float> rotation_k;  // [layers, kv_heads, head_dim, head_dim], y = x R, orthogonal
-    std::vector<float> rotation_v;  // as rotation_k
+    std::vector<float> rotation_v;  // shape of rotation_k
     int position_blocks = 1;
     int pages_per_position_block = 1;
     int q_heads = 0;                // used only with `shift`
     std::vector<float> mean_k;      // [layers, kv_heads, position_blocks, head_dim], subtracted
     std::vector<float> mean_v;      // [layers, kv_heads, head_dim]         before rotation
     std::vector<float> feedback_k;  // [layers, kv_heads, head_dim, head_dim], method crumb only
-    std::vector<float> feedback_v;  // as feedback_k
+    std::vector<float> feedback_v;  // shape of feedback_k
     std::vector<float> shift;       // [layers, q_heads], nats subtracted from INT2 logits
     // [layers, kv_heads], expected of evicted windows. It is not part of the digest, because pages
     // do not depend on it.

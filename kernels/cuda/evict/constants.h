@@ -17,8 +17,8 @@ struct EvictRotation;
 struct EvictFeedback;
 
 // A prepared rotation consists of chunks of 64 inner channels. A chunk holds R as the sum of bf16
-// parts: the high part, the low part (what rounding left out of R) and, for head_dim 256, a third
-// part. A part has head_dim columns of 64 elements each, in the 128-byte swizzle that wgmma and
+// parts: the high part, the low part (R minus the high part) and, for head_dim 256, a third part.
+// A part has head_dim columns of 64 elements each, in the 128-byte swizzle that wgmma and
 // ldmatrix share.
 inline constexpr int kChunkChannels = 64;
 constexpr int RotationParts(int head_dim) { return head_dim == 256 ? 3 : 2; }
@@ -30,9 +30,9 @@ inline constexpr int kPartBytes = kDim * 2 * kChunkChannels;
 // A prepared feedback matrix U is cut into blocks of 16 channels. First come, for each block but
 // the first, the fp16 MMA fragments of U between each earlier block and this one (512 bytes per
 // pair of blocks). Then come, for each block, the constants within it: for each of its two tiles of
-// 8 channels, four times 16 bytes for each lane c of 4, which hold what channel pairs 0, 1 and 2 of
-// the tile contribute to pair c (zero up to pair c itself) and what pair c's first channel
-// contributes to its second; then the fragments of the first tile's contribution to the second, as
+// 8 channels, four times 16 bytes for each lane c of 4, which hold the contributions of channel pairs
+// 0, 1 and 2 of the tile to pair c (zero up to pair c itself) and of pair c's first channel to its
+// second; then the fragments of the first tile's contribution to the second, as
 // high and low halves.
 inline constexpr int kFeedbackChannels = 16;
 inline constexpr int kFeedbackPairBytes = 512;
@@ -60,7 +60,7 @@ cudaError_t PrepareEvictRotation(const float* rotation, int head_dim, int matric
                                  EvictRotation* prepared, cudaStream_t stream);
 
 // Permutes feedback matrices.
-// feedback  [matrices, head_dim, head_dim] U, row-major; only what lies above the diagonal is read
+// feedback  [matrices, head_dim, head_dim] U, row-major; only elements above the diagonal are read
 // prepared  matrices * EvictFeedbackBytes(head_dim)
 cudaError_t PrepareEvictFeedback(const float* feedback, int head_dim, int matrices,
                                  EvictFeedback* prepared, cudaStream_t stream);

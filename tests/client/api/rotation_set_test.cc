@@ -34,7 +34,7 @@ TEST(RotationSetTest, HadamardIsOrthogonalSymmetricAndTheSameEverywhere) {
   for (int i = 0; i < 64; ++i) {
     for (int j = 0; j < 64; ++j) {
       EXPECT_EQ(r[i * 64 + j], r[j * 64 + i]);
-      EXPECT_EQ(r[i * 64 + j], r[64 * 64 + i * 64 + j]);  // of the second head
+      EXPECT_EQ(r[i * 64 + j], r[64 * 64 + i * 64 + j]);  // the second head has the same R
       double dot = 0.0;
       for (int c = 0; c < 64; ++c) dot += double(r[i * 64 + c]) * r[j * 64 + c];
       EXPECT_NEAR(dot, i == j ? 1.0 : 0.0, 1e-6);
@@ -74,7 +74,7 @@ TEST(RotationSetTest, RefusesWhatIsNoRotation) {
   EXPECT_EQ(code({}), absl::StatusCode::kInvalidArgument);
 }
 
-TEST(RotationSetTest, TheExpectedAttentionErrorIsOfTheTilesAsked) {
+TEST(RotationSetTest, TheExpectedAttentionErrorIsOfTheRequestedTiles) {
   RotationSet::Arrays arrays = Identities(2, 2, 64);
   const TileRange all{{0, 2}, {0, 2}};
   EXPECT_FALSE(RotationSet::Of("a", arrays)->ExpectedAttentionError(all).has_value());
