@@ -1,25 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rejects retired words and comments without a subject: check_language.py [--update] [ROOT]
+"""Rejects retired words and comments without a subject: check_language.py [ROOT]
 
 The first two tables below "## Retired words" in docs/glossary.md list the retired words; no line of
 a page or of code may have them. Identifiers are split at capitals and underscores. A comment or a
 docstring of Python may not open with a word that leaves its subject out ("Of", "what", "as"), nor
 with a bare preposition ("by slot", "until then"; a unit, "in bytes", is no such phrase), and may not
-use "what" as a noun. Lines that were written before a rule are counted by folder and rule in
-language_baseline.txt: "word" for the first table, "term" for the second one, "opening", "what". A
-folder may not exceed its count, and --update lowers the counts to the lines that are left."""
+use "what" as a noun."""
 
 import argparse
-import collections
 import os
 import re
 import sys
 
 from check_docs import files_of, read
 
-BASELINE = "tests/style/language_baseline.txt"
 GLOSSARY = "docs/glossary.md"
 COMMENT = re.compile(r"(?:^|\s)(?://|#)\s?(.*)$")
 # Openings that leave the subject out. A question may begin with any of them.
@@ -91,7 +87,8 @@ def openings_of(name, text):
 
 
 def complaints(root):
-    """(file, line number, rule, what is wrong) of every violation."""
+    """(file, line number, rule, complaint) of every violation. The rules are "word" and "term", for the
+    glossary's first and second table, "opening" and "what"."""
     words, terms = retired_words(root)
     for name in files_of(root):
         if name in (GLOSSARY, "tests/style/check_language.py", "tests/style/check_language_test.py"):
@@ -114,53 +111,13 @@ def complaints(root):
                 yield name, number, "what", "'what' stands for a noun: name the thing"
 
 
-def folder_of(name):
-    return os.path.dirname(name) or "."
-
-
-def read_baseline(root):
-    counts = {}
-    path = os.path.join(root, BASELINE)
-    if not os.path.exists(path):
-        return counts
-    for line in read(path).splitlines():
-        if line and not line.startswith("#"):
-            key, count = line.rsplit(" ", 1)
-            counts[key] = int(count)
-    return counts
-
-
-def write_baseline(root, counts):
-    with open(os.path.join(root, BASELINE), "w", encoding="utf-8") as file:
-        file.write("# Lines that check_language.py tolerates by folder and rule, to be brought to zero.\n")
-        file.writelines(f"{key} {counts[key]}\n" for key in sorted(counts) if counts[key])
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--update", action="store_true", help="lower the baseline to the present counts")
-    parser.add_argument("--list", action="store_true", help="list every violation")
     parser.add_argument("root", nargs="?", default=os.path.join(os.path.dirname(__file__), "../.."))
-    options = parser.parse_args()
-    found = collections.defaultdict(list)
-    for name, number, rule, what in complaints(options.root):
-        found[f"{folder_of(name)} {rule}"].append(f"{name}:{number}: {what}")
-    counts = {key: len(lines) for key, lines in found.items()}
-    tolerated = read_baseline(options.root)
-    if options.list:
-        print("\n".join(line for lines in found.values() for line in lines))
-    if options.update:
-        first = not tolerated
-        write_baseline(options.root, {key: count if first else min(count, tolerated.get(key, 0))
-                                      for key, count in counts.items()})
-        tolerated = read_baseline(options.root)
-    worse = [key for key in sorted(counts) if counts[key] > tolerated.get(key, 0)]
-    for key in worse:
-        print(f"{key}: {counts[key]} violations, {tolerated.get(key, 0)} are tolerated:")
-        print("\n".join("  " + line for line in found[key]))
-    if not worse:
-        print(f"{sum(counts.values())} violations are left, none of them new")
-    return 1 if worse else 0
+    found = [f"{name}:{number}: {complaint}"
+             for name, number, _, complaint in complaints(parser.parse_args().root)]
+    print("\n".join(found) or "no retired word, and every comment has a subject")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
