@@ -10,7 +10,7 @@
 
 #include "server/cluster/remote_reader.h"
 
-// The common part of requests for pages of other nodes (pull_operation.h, find_operation.h): the
+// The common part of requests for pages of other nodes (pull_operation.h, remote_reader.cc): the
 // runs that they touch, the nodes that they are sent to, and the message that is sent.
 namespace crumb::server {
 
