@@ -2,10 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kernels/tile.h"
+#include "models/config.h"
+#include "models/thread_pool.h"
 
 namespace crumb::models {
 
@@ -31,6 +36,53 @@ class KvCache {
 
   // Ends the forward pass: from now on `tokens` are part of the sequence.
   virtual absl::Status Advance(std::span<const int32_t> tokens) = 0;
+};
+
+// All keys and values of one sequence in BF16 with exact attention: the reference with which
+// compressed caches are compared. It shares no attention code with kernels/. Not thread-safe; its
+// loops run on the pool. A copy is an independent sequence with the same beginning.
+class DenseKvCache : public KvCache {
+ public:
+  // `pool` must outlive the cache.
+  DenseKvCache(const ModelConfig& config, ThreadPool& pool);
+
+  int length() const override { return length_; }
+  // kInvalidArgument: no such layer, or no tokens.
+  absl::Status Append(int layer, int tokens, const kernels::Bf16* k,
+                      const kernels::Bf16* v) override;
+  // kFailedPrecondition: fewer tokens were appended to the layer than `tokens` needs.
+  absl::Status Attend(int layer, int tokens, const kernels::Bf16* q, float* out) override;
+  // kFailedPrecondition: a layer lacks the tokens' rows.
+  absl::Status Advance(std::span<const int32_t> tokens) override;
+
+  // Returns the rows of one layer and KV head, [rows held, head_dim].
+  std::span<const kernels::Bf16> keys(int layer, int kv_head) const;
+  std::span<const kernels::Bf16> values(int layer, int kv_head) const;
+
+ private:
+  struct Rows {
+    std::vector<kernels::Bf16> k;
+    std::vector<kernels::Bf16> v;
+  };
+  // The arguments and buffers that the tasks of one Attend share.
+  struct Job;
+
+  Rows& rows(int layer, int kv_head) { return rows_[layer * kv_heads_ + kv_head]; }
+  const Rows& rows(int layer, int kv_head) const { return rows_[layer * kv_heads_ + kv_head]; }
+  int TokensHeld(int layer) const;
+  void AttendFew(const Job& job, int kv_head) const;
+  void AttendMany(const Job& job, int kv_head, std::vector<float>& k_panels,
+                  std::vector<float>& v_rows) const;
+  void AttendBlock(const Job& job, int kv_head, int begin, const std::vector<float>& k_panels,
+                   const std::vector<float>& v_rows) const;
+
+  const int layers_;
+  const int q_heads_;
+  const int kv_heads_;
+  const int head_dim_;
+  ThreadPool& pool_;
+  std::vector<Rows> rows_;  // [layers, kv_heads]
+  int length_ = 0;
 };
 
 }  // namespace crumb::models

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "models/tokenizer_file.h"
+#include "models/tokenizer.h"
 
 #include <array>
 #include <optional>

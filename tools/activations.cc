@@ -10,7 +10,7 @@
 #include "common/status_macros.h"
 #include "fmt/format.h"
 #include "models/config.h"
-#include "models/dense_kv_cache.h"
+#include "models/kv_cache.h"
 #include "models/rope.h"
 #include "models/tokenizer.h"
 

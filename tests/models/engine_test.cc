@@ -9,7 +9,7 @@
 #include <random>
 #include <thread>
 
-#include "models/dense_kv_cache.h"
+#include "models/kv_cache.h"
 #include "models/logits.h"
 #include "models/tokenizer.h"
 #include "tests/models/model_folder.h"

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "models/dense_kv_cache.h"
 #include "models/engine.h"
+#include "models/kv_cache.h"
 #include "tests/models/model_folder.h"
 #include "tests/models/reference_model.h"
 

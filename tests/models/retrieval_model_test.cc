@@ -7,8 +7,8 @@
 #include <random>
 #include <vector>
 
-#include "models/dense_kv_cache.h"
 #include "models/engine.h"
+#include "models/kv_cache.h"
 #include "models/logits.h"
 
 namespace crumb::models {

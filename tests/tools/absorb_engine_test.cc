@@ -9,8 +9,8 @@
 
 #include "calibration/eigenbasis.h"
 #include "common/rotation_file.h"
-#include "models/dense_kv_cache.h"
 #include "models/engine.h"
+#include "models/kv_cache.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/models/model_folder.h"
 #include "tests/models/reference_model.h"

@@ -10,7 +10,7 @@
 #include "client/examples/tiny_lm/checkpoint_digest.h"
 #include "common/sha256.h"
 #include "common/status_macros.h"
-#include "models/dense_kv_cache.h"
+#include "models/kv_cache.h"
 #include "models/logits.h"
 #include "models/rope.h"
 

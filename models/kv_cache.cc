@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "models/dense_kv_cache.h"
+#include "models/kv_cache.h"
 
 #include <algorithm>
 #include <cmath>
