@@ -11,13 +11,23 @@
 namespace crumb::kernels::cuda {
 
 DecodeLauncher FindDecodeKernel(const TileShape& tile, int query_rows, bool bulk) {
-  if (tile.head_dim == 64) return FindDim64(tile.group_size, query_rows, bulk);
-  if (tile.head_dim == 256) {
-    return tile.group_size == 128 ? FindDim256(query_rows, bulk)
-                                  : FindDim256Groups(tile.group_size, query_rows, bulk);
+  const int groups = tile.groups();
+  switch (tile.head_dim) {
+    case 64:
+      return groups == 1 ? NarrowInstance<64, 1>(query_rows, bulk)
+                         : NarrowInstance<64, 2>(query_rows, bulk);
+    case 128:
+      if (groups == 1) {
+        return query_rows <= 8 ? NarrowInstance<128, 1>(query_rows, bulk)
+                               : WideInstance<128, 1>(query_rows, bulk);
+      }
+      return groups == 2 ? NarrowInstance<128, 2>(query_rows, bulk)
+                         : NarrowInstance<128, 4>(query_rows, bulk);
+    default:
+      if (groups == 2) return NarrowInstance<256, 2>(query_rows, bulk);
+      return groups == 4 ? NarrowInstance<256, 4>(query_rows, bulk)
+                         : NarrowInstance<256, 8>(query_rows, bulk);
   }
-  if (tile.group_size != 128) return FindDim128Groups(tile.group_size, query_rows, bulk);
-  return query_rows <= 8 ? FindDim128(query_rows, bulk) : FindDim128Wide(query_rows, bulk);
 }
 
 bool DecodeSupported(const DecodeShape& shape) {

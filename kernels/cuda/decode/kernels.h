@@ -9,7 +9,7 @@
 #include "kernels/tile.h"
 
 // Parameters, selection and launch of the decode kernels. Template instances are compiled in
-// several files, so that they compile in parallel. Internal to the CUDA back end.
+// generated sources (kernels/cuda/CMakeLists.txt). Internal to the CUDA back end.
 namespace crumb::kernels::cuda {
 
 // The parameters of all decode kernels, passed as a grid constant: the call's arguments, with plan
@@ -41,13 +41,12 @@ using DecodeLauncher = cudaError_t (*)(const DecodeKernelParams&, cudaStream_t);
 // (compute capability 9 and later).
 DecodeLauncher FindDecodeKernel(const TileShape& tile, int query_rows, bool bulk);
 
-// The instances by head_dim; Groups: for other group sizes, Wide: for more than 8 query rows.
-DecodeLauncher FindDim64(int group_size, int query_rows, bool bulk);
-DecodeLauncher FindDim128(int query_rows, bool bulk);
-DecodeLauncher FindDim128Wide(int query_rows, bool bulk);
-DecodeLauncher FindDim128Groups(int group_size, int query_rows, bool bulk);
-DecodeLauncher FindDim256(int query_rows, bool bulk);
-DecodeLauncher FindDim256Groups(int group_size, int query_rows, bool bulk);
+// Return the instance for a head_dim and its number of groups, or null if there is none for so many
+// query rows: NarrowInstance for up to 8, WideInstance for up to 16.
+template <int dim, int groups>
+DecodeLauncher NarrowInstance(int query_rows, bool bulk);
+template <int dim, int groups>
+DecodeLauncher WideInstance(int query_rows, bool bulk);
 
 // --- The cluster schedule ----------------------------------------------------------------------
 //

@@ -135,12 +135,23 @@ DecodeLauncher Instance(bool bulk) {
   return LaunchDecode<DecodeTraits<dim, groups, query_tiles, interleaved, false>>;
 }
 
-// Returns the instance for up to 8 query rows.
 template <int dim, int groups>
 DecodeLauncher NarrowInstance(int query_rows, bool bulk) {
   if (query_rows <= 4) return Instance<dim, groups, 1, true>(bulk);
   if (query_rows <= 8) return Instance<dim, groups, 1, false>(bulk);
   return nullptr;
 }
+
+template <int dim, int groups>
+DecodeLauncher WideInstance(int query_rows, bool bulk) {
+  if (query_rows <= 12) return Instance<dim, groups, 2, true>(bulk);
+  if (query_rows <= 16) return Instance<dim, groups, 2, false>(bulk);
+  return nullptr;
+}
+
+// Instantiate one instance, within the namespace of this file: CMakeLists.txt lists them.
+#define CRUMB_DECODE_NARROW(dim, groups) \
+  template DecodeLauncher NarrowInstance<dim, groups>(int, bool);
+#define CRUMB_DECODE_WIDE(dim, groups) template DecodeLauncher WideInstance<dim, groups>(int, bool);
 
 }  // namespace crumb::kernels::cuda

@@ -30,10 +30,10 @@ inline constexpr int kPartBytes = kDim * 2 * kChunkChannels;
 // A prepared feedback matrix U is cut into blocks of 16 channels. First come, for each block but
 // the first, the fp16 MMA fragments of U between each earlier block and this one (512 bytes per
 // pair of blocks). Then come, for each block, the constants within it: for each of its two tiles of
-// 8 channels, four times 16 bytes for each lane c of 4, which hold the contributions of channel pairs
-// 0, 1 and 2 of the tile to pair c (zero up to pair c itself) and of pair c's first channel to its
-// second; then the fragments of the first tile's contribution to the second, as
-// high and low halves.
+// 8 channels, four times 16 bytes for each lane c of 4, which hold the contributions of channel
+// pairs 0, 1 and 2 of the tile to pair c (zero up to pair c itself) and of pair c's first channel
+// to its second; then the fragments of the first tile's contribution to the second, as high and low
+// halves.
 inline constexpr int kFeedbackChannels = 16;
 inline constexpr int kFeedbackPairBytes = 512;
 inline constexpr int kFeedbackOwnBytes = 768;

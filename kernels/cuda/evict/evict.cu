@@ -4,7 +4,7 @@
 
 #include "kernels/cuda/common/crc32c.cuh"
 #include "kernels/cuda/common/page_layout.cuh"
-#include "kernels/cuda/evict/launch.cuh"
+#include "kernels/cuda/evict/kernel_layout.cuh"
 
 namespace crumb::kernels::cuda {
 namespace {
@@ -79,10 +79,18 @@ cudaError_t EvictBf16Windows(const EvictParams& p, cudaStream_t stream) {
 
 // --- INT2 history ------------------------------------------------------------------------------
 
+template <int dim>
+EvictLauncher LauncherOf(int group_size, bool feedback) {
+  if constexpr (dim >= 128) {
+    if (group_size == 128) return EvictInstance<dim, 128>(feedback);
+  }
+  return group_size == 64 ? EvictInstance<dim, 64>(feedback) : EvictInstance<dim, 32>(feedback);
+}
+
 EvictLauncher LauncherOf(const TileShape& tile, bool feedback) {
-  if (tile.head_dim == 64) return EvictDim64(tile.group_size, feedback);
-  if (tile.head_dim == 128) return EvictDim128(tile.group_size, feedback);
-  return EvictDim256(tile.group_size, feedback);
+  if (tile.head_dim == 64) return LauncherOf<64>(tile.group_size, feedback);
+  if (tile.head_dim == 128) return LauncherOf<128>(tile.group_size, feedback);
+  return LauncherOf<256>(tile.group_size, feedback);
 }
 
 }  // namespace

@@ -28,6 +28,19 @@ struct EvictKernelParams {
   bool streamed;  // whether R does not fit into shared memory and passes part by part
 };
 
+// The device properties that the launch configuration depends on.
+struct EvictDevice {
+  int processors;
+  int shared_bytes;  // most shared memory of a block
+  bool has_wgmma;
+};
+
+using EvictLauncher = cudaError_t (*)(EvictKernelParams, const EvictDevice&, cudaStream_t);
+
+// Returns the launcher of launch.cuh, which is compiled in generated sources.
+template <int dim, int group_size>
+EvictLauncher EvictInstance(bool feedback);
+
 template <class T, bool kFeedback>
 struct EvictLayout {
   // Warpgroups per block: 128 accumulators and more per thread leave registers for few.

@@ -11,13 +11,6 @@
 // and how blocks divide the windows.
 namespace crumb::kernels::cuda {
 
-// The device properties that the configuration depends on.
-struct EvictDevice {
-  int processors;
-  int shared_bytes;  // most shared memory of a block
-  bool has_wgmma;
-};
-
 // Rounds per block from which windows themselves are divided over all SMs.
 inline constexpr int kManyRounds = 8;
 
@@ -88,11 +81,12 @@ cudaError_t LaunchEvict(EvictKernelParams k, const EvictDevice& device, cudaStre
   return LaunchBlocks(kernel, blocks, warpgroups * kWarpgroupThreads, bytes, k, stream);
 }
 
-using EvictLauncher = cudaError_t (*)(EvictKernelParams, const EvictDevice&, cudaStream_t);
+template <int dim, int group_size>
+EvictLauncher EvictInstance(bool feedback) {
+  return feedback ? LaunchEvict<dim, group_size, true> : LaunchEvict<dim, group_size, false>;
+}
 
-// Return the launcher for a head_dim, or null if the group size is not supported.
-EvictLauncher EvictDim64(int group_size, bool feedback);
-EvictLauncher EvictDim128(int group_size, bool feedback);
-EvictLauncher EvictDim256(int group_size, bool feedback);
+// Instantiates one instance, within the namespace of this file: CMakeLists.txt lists them.
+#define CRUMB_EVICT(dim, group_size) template EvictLauncher EvictInstance<dim, group_size>(bool);
 
 }  // namespace crumb::kernels::cuda

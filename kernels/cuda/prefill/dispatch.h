@@ -6,8 +6,8 @@
 
 #include "kernels/cuda/prefill/prefill_attention.h"
 
-// The launchers of prefill attention. Each is instantiated in the source of its head_dim, so that
-// sources compile in parallel.
+// The launchers of prefill attention. Instances are compiled in generated sources
+// (kernels/cuda/CMakeLists.txt).
 namespace crumb::kernels::cuda::prefill {
 
 template <int dim, int groups>
