@@ -8,27 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 
 START_SECONDS = 30
 WORKER_SECONDS = 120
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/cluster"))
-from crumbd_group import free_ports  # noqa: E402,F401 pylint: disable=wrong-import-position,unused-import
+from crumbd_group import free_ports, wait_for  # noqa: E402,F401 pylint: disable=wrong-import-position,unused-import
 MODEL = ROOT / "models/data/tiny-lm"
-
-
-def wait_for(what, condition, seconds=START_SECONDS):
-    """Waits for the first true result of `condition`; fails with `what` after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while True:
-        result = condition()
-        if result:
-            return result
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: {what}")
-        time.sleep(0.05)
 
 
 def http(url, timeout=10):

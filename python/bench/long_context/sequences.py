@@ -17,7 +17,6 @@ from crumb.transformers._passes import PREFILL_BLOCK, AnyWorker, passes_of
 from model import Decoder
 
 RECENT_TOKENS = 256
-ROW_PIECE = 65536  # keys that are rounded at once
 
 Round = Callable[[torch.Tensor], torch.Tensor]
 
