@@ -22,6 +22,7 @@ struct CallsWorkload {
   Duration duration = std::chrono::seconds(5);  // duration for each number of clients
 };
 
+// The figures of one number of clients.
 struct CallsRow {
   int clients = 0;
   int pages = 0;

@@ -33,6 +33,7 @@ struct CodecOptions {
   int rounds = 5;                       // the median of the rounds is reported
 };
 
+// The figure of one operation with one instruction set.
 struct CodecRow {
   std::string isa;
   std::string operation;        // read, quantize, dequantize, attention

@@ -41,6 +41,7 @@ struct HitTimes {
   double p99 = 0;
 };
 
+// The figures of one number of nodes and one rule for pushing copies.
 struct SimulateRow {
   int nodes = 0;
   SimulatedPush push = SimulatedPush::kAlways;

@@ -20,6 +20,7 @@
 
 namespace crumb::bench {
 
+// The network between simulated nodes.
 struct NetworkOptions {
   double rtt_us = 50;         // round trip between nodes of one zone
   double rtt_zones_us = 500;  // round trip between nodes of different zones
@@ -77,6 +78,8 @@ std::vector<PlacementNode> SimulatedNodes(int count);
 // The key of a block; the first block of a run names the run.
 PageKey BlockKey(uint32_t block);
 
+// The nodes of `simulate` with their caches, the directory of holders and the network between them.
+// Blocks have no bytes. Not thread-safe.
 class SimulatedCluster {
  public:
   struct Options {

@@ -47,6 +47,7 @@ struct StoreRow {
   double core_percent = 0;  // idle: percent of one core
 };
 
+// All rows of a measurement, and the limits of the machine measured beside them.
 struct StoreResult {
   std::vector<StoreRow> rows;
   double memory_read_gb_per_s = 0;

@@ -13,12 +13,15 @@
 // The arguments of `crumb`, as data.
 namespace crumb::tools {
 
+// `crumb status`: health, tiers, keyspaces and sessions of crumbd.
 struct StatusCommand {};
 
+// `crumb stats`: hit rates by tier, bytes saved, and all counters.
 struct StatsCommand {
   double watch_seconds = 0;  // above 0: repeat after so many seconds, until interrupted
 };
 
+// `crumb lookup`: the length of the longest cached prefix, without leasing it.
 struct LookupCommand {
   std::string keyspace;           // hexadecimal
   std::vector<std::string> keys;  // hexadecimal; empty: `tokens_file` has the prefix
@@ -31,12 +34,14 @@ struct PrefetchCommand {
   LookupCommand pages;
 };
 
+// `crumb get`: reads one page into files.
 struct GetCommand {
   std::string keyspace;
   std::string key;
   std::string out;  // the fragments of the page are written to OUT, OUT.1, OUT.2...
 };
 
+// `crumb put`: commits fragments from files that `crumb get` wrote.
 struct PutCommand {
   std::string keyspace;
   std::vector<std::string> files;
@@ -49,37 +54,45 @@ struct DropCommand {
   bool confirmed = false;
 };
 
+// `crumb flush`: returns once all committed pages are durable.
 struct FlushCommand {};
 
+// `crumb pin`: keeps pages from eviction for a limited time.
 struct PinCommand {
   std::string keyspace;
   std::vector<std::string> keys;
   double ttl_seconds = 3600;
 };
 
+// `crumb unpin`: ends the pins of pages before their time.
 struct UnpinCommand {
   std::string keyspace;
   std::vector<std::string> keys;
 };
 
+// `crumb keyspace state`: whether a keyspace serves INT2 pages.
 struct KeyspaceStateCommand {
   std::string keyspace;
   std::string state;  // active or bf16
   std::string reason;
 };
 
+// `crumb nodes`: the nodes of the cluster as crumbd sees them.
 struct NodesCommand {};
 
+// `crumb where`: the homes of a page and the nodes that have it.
 struct WhereCommand {
   std::string key;
   std::string keyspace;  // empty: the one in which crumbd has the page
 };
 
+// `crumb drain`: makes a node push its pages to their homes before it leaves the cluster.
 struct DrainCommand {
   std::string node;  // id, or a prefix of exactly one id
   bool wait = false;
 };
 
+// `crumb page inspect`: the header, checksums and statistics of a fragment file.
 struct PageInspectCommand {
   struct Tile {
     int layer = 0;
@@ -89,6 +102,7 @@ struct PageInspectCommand {
   std::optional<Tile> tile;  // shows the rows of this tile
 };
 
+// `crumb calibrate`: makes a rotation file from a model and texts, or from activations.
 struct CalibrateCommand {
   std::string method = "crumb";  // crumb, oscar, hadamard or naive
   // crumb and oscar need a model and texts, or activations and possibly a model.
@@ -112,14 +126,17 @@ struct CalibrateCommand {
   std::optional<float> clip_v;
 };
 
+// `crumb rotation show`: the contents of a rotation file.
 struct RotationShowCommand {
   std::string file;
 };
 
+// `crumb rotation verify`: checks digest and orthogonality of a rotation file.
 struct RotationVerifyCommand {
   std::string file;
 };
 
+// `crumb rotation convert`: between a rotation file and the formats of RotationZoo.
 struct RotationConvertCommand {
   std::vector<std::string> files;  // RotationZoo files for K and V, or one rotation file
   std::string out;
@@ -132,6 +149,7 @@ struct RotationConvertCommand {
   std::optional<float> clip_v;
 };
 
+// `crumb absorb`: folds the rotation of values into a copy of a model.
 struct AbsorbCommand {
   std::string model;     // HF directory
   std::string rotation;  // file
@@ -145,6 +163,7 @@ using Command =
                  CalibrateCommand, RotationShowCommand, RotationVerifyCommand,
                  RotationConvertCommand, AbsorbCommand>;
 
+// A command, and how its calls reach crumbd.
 struct CommandLine {
   std::string socket_dir = "/run/crumb";  // folder of crumbd's sockets; used if `address` is empty
   std::string address;                    // HOST:PORT

@@ -22,6 +22,7 @@
 // once, and messages stay valid until then.
 namespace crumb::server {
 
+// The parts of this node that the calls of other nodes work with; all outlive the calls.
 struct PeerCallContext {
   const Clock& clock;
   storage::TieredStore& store;

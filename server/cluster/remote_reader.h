@@ -67,6 +67,7 @@ struct PullRequest {
   bool awaited = true;
 };
 
+// The outcome of a pull: the prefix that has come, and the reason for its end.
 struct PullResult {
   size_t pages = 0;                            // leading keys that are in host memory now
   MissReason miss_reason = MissReason::kNone;  // why the next page is missing
