@@ -11,6 +11,18 @@ namespace crumb::client {
 
 static_assert(sizeof(PageKey) == sizeof(Digest));
 
+namespace {
+
+// Returns an id of a response. kDataLoss: it has a wrong size.
+template <class Id>
+absl::StatusOr<Id> IdOf(std::string_view bytes) {
+  absl::StatusOr<Id> id = Id::FromBytes(bytes);
+  if (id.ok()) return id;
+  return absl::DataLossError("crumbd's response is damaged: " + std::string(id.status().message()));
+}
+
+}  // namespace
+
 std::string ToBytes(const KeyspaceId& keyspace) { return std::string(keyspace.view()); }
 
 std::string ToBytes(std::span<const PageKey> keys) {
@@ -58,7 +70,7 @@ absl::StatusOr<CacheStats> StatsOf(const v1::StatsResponse& response) {
   }
   for (const v1::StatsResponse::KeyspaceStats& keyspace : response.keyspaces()) {
     CacheStats::KeyspaceStats& out = stats.keyspaces.emplace_back();
-    CRUMB_ASSIGN_OR_RETURN(out.id, KeyspaceId::FromBytes(keyspace.keyspace()));
+    CRUMB_ASSIGN_OR_RETURN(out.id, IdOf<KeyspaceId>(keyspace.keyspace()));
     out.model = keyspace.model();
     out.generation = keyspace.generation();
     out.state = static_cast<KeyspaceState>(keyspace.state());
@@ -98,9 +110,9 @@ NodeList NodesOf(const v1::ListNodesResponse& response) {
 
 absl::StatusOr<PageLocation> LocationOf(const v1::LocatePageResponse& response) {
   PageLocation place;
-  CRUMB_ASSIGN_OR_RETURN(place.keyspace, KeyspaceId::FromBytes(response.keyspace()));
+  CRUMB_ASSIGN_OR_RETURN(place.keyspace, IdOf<KeyspaceId>(response.keyspace()));
   if (!response.run().empty()) {
-    CRUMB_ASSIGN_OR_RETURN(place.run, PageKey::FromBytes(response.run()));
+    CRUMB_ASSIGN_OR_RETURN(place.run, IdOf<PageKey>(response.run()));
   }
   place.homes = {response.homes().begin(), response.homes().end()};
   place.previous_homes = {response.previous_homes().begin(), response.previous_homes().end()};
