@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "common/clock.h"
 #include "common/tenant_budget.h"
+#include "google/protobuf/message.h"
 #include "server/calls/call_context.h"
 
 namespace crumb::server {
@@ -25,9 +26,18 @@ struct CallsInProgress {
   TenantBudget all;
   TenantBudget gets;
   TenantBudget puts;
-  TenantBudget request_bytes;   // memory of large requests, until their callers have the responses
+  TenantBudget request_bytes;   // memory of large requests, until their calls end
   TenantBudget response_bytes;  // unary responses that their callers have not read yet
 };
+
+// Bytes of a decoded request that count in limits.request_bytes_max; 0: few. Messages of few bytes
+// are bounded by limits.requests_max alone.
+inline uint64_t CountedMemory(const google::protobuf::Message& request, size_t encoded_bytes) {
+  constexpr size_t kTinyBytes = 512;
+  if (encoded_bytes <= kTinyBytes) return 0;
+  const uint64_t memory = request.SpaceUsedLong();
+  return memory <= kSmallRequestBytesMax ? 0 : memory;
+}
 
 // One call from its arrival to its end: bounded, counted and timed.
 class CallScope {
@@ -43,7 +53,7 @@ class CallScope {
   }
 
   // Takes a place for the tenant on whose behalf the call is made; empty: none. The call keeps its
-  // request in memory until this ends: `request_bytes` of it count. kResourceExhausted when there
+  // request in memory until EndRequest: `request_bytes` of it count. kResourceExhausted when there
   // are more calls or bytes, or more of the tenant, than the bounds allow. Call once.
   absl::Status Admit(const std::string& tenant, uint64_t request_bytes = 0) {
     place_.emplace(calls_.all, tenant);
@@ -51,13 +61,20 @@ class CallScope {
       context_.metrics.Reject(Rejection::kRequests, place_->taken());
       return TenantBudget::Error(place_->taken(), "limits.requests_max");
     }
-    if (request_bytes == 0) return absl::OkStatus();
+    return request_bytes == 0 ? absl::OkStatus() : CountRequest(tenant, request_bytes);
+  }
+
+  // Counts `request_bytes` of the tenant's request, in place of those that were counted before.
+  absl::Status CountRequest(const std::string& tenant, uint64_t request_bytes) {
     request_.emplace(calls_.request_bytes, tenant, request_bytes);
     if (request_->taken() != TenantBudget::Taken::kYes) {
       context_.metrics.Reject(Rejection::kRequestBytes, request_->taken());
     }
     return TenantBudget::Error(request_->taken(), "limits.request_bytes_max");
   }
+
+  // The call's request is not in memory any more.
+  void EndRequest() { request_.reset(); }
 
   // Notes the status that the call ended with.
   void SetCode(absl::StatusCode code) { code_ = code; }

@@ -221,7 +221,8 @@ bool CallSockets::Serve(const std::shared_ptr<Socket>& socket, CommitHere here,
     MutexLock lock(&mutex_);
     ++open_calls_;
   }
-  const absl::Status admitted = call->scope->Admit(session->engine().tenant());
+  const absl::Status admitted =
+      call->scope->Admit(session->engine().tenant(), CountedMemory(call->request, message.size()));
   const Done done = [this, call](const absl::Status& status) { End(*call, status); };
   if (!admitted.ok()) {
     done(admitted);
@@ -276,7 +277,7 @@ void CallSockets::Withdraw(Call& call) {
   if (call.request.has_acquire()) {
     context_.sessions.Release(session, session.acquires().Abandon(call.response.request()));
   }
-  WithdrawReserve(session, call.request.reserve(), call.response.reserve());
+  WithdrawReserve(session, call.request.reserve().request(), call.response.reserve());
 }
 
 }  // namespace crumb::server

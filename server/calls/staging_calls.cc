@@ -188,11 +188,11 @@ absl::Status Abort(const CallContext& context, const Session& session,
   return absl::InvalidArgumentError(fmt::format("offsets: {} are not reserved", unknown));
 }
 
-void WithdrawReserve(const Session& session, const v1::ReserveRequest& request,
+void WithdrawReserve(const Session& session, uint64_t request,
                      const v1::ReserveResponse& response) {
   const auto staging = session.staging();
   if (staging == nullptr) return;
-  for (const uint64_t offset : response.offsets()) staging->Abort(offset, request.request());
+  for (const uint64_t offset : response.offsets()) staging->Abort(offset, request);
 }
 
 v1::CommitOutcome CommitFragment(const CallContext& context, const Keyspace& keyspace,

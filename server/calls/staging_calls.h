@@ -29,9 +29,9 @@ void Commit(const CallContext& context, const Session& session, const v1::Commit
 absl::Status Abort(const CallContext& context, const Session& session,
                    const v1::AbortRequest& request);
 
-// Releases the reservations of a Reserve whose response its caller does not get.
-void WithdrawReserve(const Session& session, const v1::ReserveRequest& request,
-                     const v1::ReserveResponse& response);
+// Releases the reservations of a Reserve, with the number `request`, whose response its caller does
+// not get.
+void WithdrawReserve(const Session& session, uint64_t request, const v1::ReserveResponse& response);
 
 // Commits one fragment: checks it against the keyspace and passes it to the store. CPU work only.
 // `why` is set if the outcome is REFUSED or NO_ROOM. `notices`, unless null, is notified when the

@@ -2,23 +2,47 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "crumb/v1/cache_service.grpc.pb.h"
 #include "server/calls/call_context.h"
 #include "server/calls/call_scope.h"
+#include "server/calls/field_bounds.h"
 #include "server/calls/status_calls.h"
 #include "server/service/stall_watch.h"
 #include "server/service/stream_registry.h"
 #include "server/service/streams.h"
+#include "server/service/unary_call.h"
 
 namespace crumb::server {
 
+// The service with raw methods; Put, WatchEvents and Session, whose messages gRPC decodes, are not
+// among them.
+using RawCacheService = WithRaw<
+    v1::CacheService::CallbackService, v1::CacheService::WithRawCallbackMethod_OpenKeyspace,
+    v1::CacheService::WithRawCallbackMethod_SetKeyspaceState,
+    v1::CacheService::WithRawCallbackMethod_DropKeyspace,
+    v1::CacheService::WithRawCallbackMethod_Acquire, v1::CacheService::WithRawCallbackMethod_Lookup,
+    v1::CacheService::WithRawCallbackMethod_Release,
+    v1::CacheService::WithRawCallbackMethod_Prefetch,
+    v1::CacheService::WithRawCallbackMethod_Reserve, v1::CacheService::WithRawCallbackMethod_Commit,
+    v1::CacheService::WithRawCallbackMethod_Abort,
+    v1::CacheService::WithRawCallbackMethod_ClaimSlots,
+    v1::CacheService::WithRawCallbackMethod_ScrubSlots,
+    v1::CacheService::WithRawCallbackMethod_Flush, v1::CacheService::WithRawCallbackMethod_Pin,
+    v1::CacheService::WithRawCallbackMethod_Unpin, v1::CacheService::WithRawCallbackMethod_Delete,
+    v1::CacheService::WithRawCallbackMethod_Stats,
+    v1::CacheService::WithRawCallbackMethod_ListNodes,
+    v1::CacheService::WithRawCallbackMethod_LocatePage,
+    v1::CacheService::WithRawCallbackMethod_DrainNode,
+    v1::CacheService::WithRawCallbackMethod_Get>::Type;
+
 // Implements crumb.v1.CacheService on gRPC's callback interface: finds the session, calls
 // server/calls and returns the status. No handler blocks. Thread-safe.
-class CacheService final
-    : public v1::CacheService::WithRawCallbackMethod_Get<v1::CacheService::CallbackService> {
+class CacheService final : public RawCacheService {
  public:
   // The members of `context`, and `stalls`, must outlive this.
   CacheService(const CallContext& context, StallWatch& stalls, NodeInfo node)
@@ -34,59 +58,61 @@ class CacheService final
   using Writer = grpc::ServerWriteReactor<T>;
   using Context = grpc::CallbackServerContext;
   using Unary = grpc::ServerUnaryReactor;
+  using Bytes = grpc::ByteBuffer;
 
   // Keyspaces.
-  Unary* OpenKeyspace(Context*, const v1::OpenKeyspaceRequest*, v1::OpenKeyspaceResponse*) override;
-  Unary* SetKeyspaceState(Context*, const v1::SetKeyspaceStateRequest*,
-                          v1::SetKeyspaceStateResponse*) override;
-  Unary* DropKeyspace(Context*, const v1::DropKeyspaceRequest*, v1::DropKeyspaceResponse*) override;
+  Unary* OpenKeyspace(Context*, const Bytes*, Bytes*) override;
+  Unary* SetKeyspaceState(Context*, const Bytes*, Bytes*) override;
+  Unary* DropKeyspace(Context*, const Bytes*, Bytes*) override;
 
   // Leases.
-  Unary* Acquire(Context*, const v1::AcquireRequest*, v1::AcquireResponse*) override;
-  Unary* Lookup(Context*, const v1::LookupRequest*, v1::LookupResponse*) override;
-  Unary* Release(Context*, const v1::ReleaseRequest*, v1::ReleaseResponse*) override;
-  Unary* Prefetch(Context*, const v1::PrefetchRequest*, v1::PrefetchResponse*) override;
+  Unary* Acquire(Context*, const Bytes*, Bytes*) override;
+  Unary* Lookup(Context*, const Bytes*, Bytes*) override;
+  Unary* Release(Context*, const Bytes*, Bytes*) override;
+  Unary* Prefetch(Context*, const Bytes*, Bytes*) override;
 
   // Staging memory.
-  Unary* Reserve(Context*, const v1::ReserveRequest*, v1::ReserveResponse*) override;
-  Unary* Commit(Context*, const v1::CommitRequest*, v1::CommitResponse*) override;
-  Unary* Abort(Context*, const v1::AbortRequest*, v1::AbortResponse*) override;
-  Unary* ClaimSlots(Context*, const v1::ClaimSlotsRequest*, v1::ClaimSlotsResponse*) override;
-  Unary* ScrubSlots(Context*, const v1::ScrubSlotsRequest*, v1::ScrubSlotsResponse*) override;
+  Unary* Reserve(Context*, const Bytes*, Bytes*) override;
+  Unary* Commit(Context*, const Bytes*, Bytes*) override;
+  Unary* Abort(Context*, const Bytes*, Bytes*) override;
+  Unary* ClaimSlots(Context*, const Bytes*, Bytes*) override;
+  Unary* ScrubSlots(Context*, const Bytes*, Bytes*) override;
 
   // Pages.
-  Unary* Flush(Context*, const v1::FlushRequest*, v1::FlushResponse*) override;
-  Unary* Pin(Context*, const v1::PinRequest*, v1::PinResponse*) override;
-  Unary* Unpin(Context*, const v1::UnpinRequest*, v1::UnpinResponse*) override;
-  Unary* Delete(Context*, const v1::DeleteRequest*, v1::DeleteResponse*) override;
+  Unary* Flush(Context*, const Bytes*, Bytes*) override;
+  Unary* Pin(Context*, const Bytes*, Bytes*) override;
+  Unary* Unpin(Context*, const Bytes*, Bytes*) override;
+  Unary* Delete(Context*, const Bytes*, Bytes*) override;
 
   // The node.
-  Unary* Stats(Context*, const v1::StatsRequest*, v1::StatsResponse*) override;
-  Unary* ListNodes(Context*, const v1::ListNodesRequest*, v1::ListNodesResponse*) override;
-  Unary* LocatePage(Context*, const v1::LocatePageRequest*, v1::LocatePageResponse*) override;
-  Unary* DrainNode(Context*, const v1::DrainNodeRequest*, v1::DrainNodeResponse*) override;
+  Unary* Stats(Context*, const Bytes*, Bytes*) override;
+  Unary* ListNodes(Context*, const Bytes*, Bytes*) override;
+  Unary* LocatePage(Context*, const Bytes*, Bytes*) override;
+  Unary* DrainNode(Context*, const Bytes*, Bytes*) override;
 
   // Streams.
-  Writer<grpc::ByteBuffer>* Get(Context*, const grpc::ByteBuffer*) override;
+  Writer<Bytes>* Get(Context*, const Bytes*) override;
   grpc::ServerReadReactor<v1::PutRequest>* Put(Context*, v1::PutResponse*) override;
   Writer<v1::WatchEventsResponse>* WatchEvents(Context*, const v1::WatchEventsRequest*) override;
   grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* Session(Context*) override;
 
  private:
-  using Message = google::protobuf::Message;
+  // Returns whether a stream may begin: its caller is known, and there is a place for it. `context`
+  // becomes the caller's.
+  absl::Status Admit(CallScope& scope, const Context& call, CallContext& context) const;
+  // Returns the same for a unary call, whose request takes room.
+  absl::Status Admit(UnaryCall& unary, const Context& call, CallContext& context) const;
 
-  // Returns whether the call may be made: its caller is known, and there is room for it and its
-  // request. `request` is null if it is read later. `context` becomes the caller's. The bounds of
-  // the request's fields are checked by the call itself, in its turn.
-  absl::Status Admit(CallScope& scope, const Context& call, const Message* request,
-                     CallContext& context) const;
   // Finishes with the status of `call`, which does not block. `call` may run later, on another
-  // thread (RunInTurn): it must refer to nothing but this, the call, its request and its response.
-  Unary* Respond(Context* call_context, Rpc rpc, const Message& request, Message* response,
-                 std::function<absl::Status(const CallContext&)> call);
+  // thread (RunInTurn): it must refer to nothing but this and its arguments.
+  template <typename Request, typename Response>
+  Unary* Respond(Context* call_context, Rpc rpc, const EncodedMessages& encoded,
+                 std::function<absl::Status(const CallContext&, const Request&, Response*)> call);
   // Finishes once `call` has called back; the same holds for it.
-  Unary* RespondLater(Context* call_context, Rpc rpc, const Message& request, Message* response,
-                      std::function<void(const CallContext&, Done)> call);
+  template <typename Request, typename Response>
+  Unary* RespondLater(
+      Context* call_context, Rpc rpc, const EncodedMessages& encoded,
+      std::function<void(const CallContext&, const Request&, Response*, const Done&)> call);
 
   StreamParts parts() { return {calls_, stalls_}; }
   std::unique_ptr<CallScope> NewScope(Rpc rpc) {
@@ -99,5 +125,43 @@ class CacheService final
   StreamRegistry streams_;
   StallWatch& stalls_;
 };
+
+template <typename Request, typename Response>
+grpc::ServerUnaryReactor* CacheService::RespondLater(
+    Context* call_context, Rpc rpc, const EncodedMessages& encoded,
+    std::function<void(const CallContext&, const Request&, Response*, const Done&)> call) {
+  const auto unary = std::make_shared<UnaryCallOf<Request, Response>>(context_, parts(), rpc,
+                                                                      *call_context, encoded);
+  unary->Begin();
+  CallContext context = context_;
+  const absl::Status admitted = Admit(*unary, *call_context, context);
+  const Done done = [ending = unary.get()](const absl::Status& status) { ending->End(status); };
+  if (admitted.ok()) {
+    // The cost of Stats grows with the number of keyspaces and sessions.
+    const size_t bytes = rpc == Rpc::kStats ? SIZE_MAX : unary->request_bytes();
+    RunInTurn(
+        context, bytes,
+        [context, unary, call = std::move(call), done] {
+          absl::Status fits = unary->Decode();
+          if (fits.ok()) fits = CheckFields(context.limits, unary->request());
+          fits.ok() ? call(context, unary->request(), &unary->response(), done) : done(fits);
+        },
+        done);
+  } else {
+    done(admitted);
+  }
+  return unary.get();
+}
+
+template <typename Request, typename Response>
+grpc::ServerUnaryReactor* CacheService::Respond(
+    Context* call_context, Rpc rpc, const EncodedMessages& encoded,
+    std::function<absl::Status(const CallContext&, const Request&, Response*)> call) {
+  return RespondLater<Request, Response>(
+      call_context, rpc, encoded,
+      [call = std::move(call)](const CallContext& context, const Request& request,
+                               Response* response,
+                               const Done& done) { done(call(context, request, response)); });
+}
 
 }  // namespace crumb::server

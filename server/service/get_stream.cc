@@ -6,7 +6,6 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "crumb/v1/cache_service.pb.h"
 #include "google/protobuf/io/coded_stream.h"
@@ -14,6 +13,7 @@
 #include "grpcpp/support/slice.h"
 #include "server/calls/get_reader.h"
 #include "server/service/call_metadata.h"
+#include "server/service/decode.h"
 #include "server/service/grpc_status.h"
 
 namespace crumb::server {
@@ -21,16 +21,6 @@ namespace {
 
 // Field number and wire type "length-delimited" of GetResponse.tiles.
 constexpr uint32_t kTilesTag = v1::GetResponse::kTilesFieldNumber << 3 | 2;
-
-bool Parse(const grpc::ByteBuffer& bytes, v1::GetRequest& request) {
-  std::vector<grpc::Slice> slices;
-  if (!bytes.Dump(&slices).ok()) return false;
-  std::string joined;
-  for (const grpc::Slice& slice : slices) {
-    joined.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
-  }
-  return request.ParseFromString(joined);
-}
 
 // The message's own fields and then its tiles, which stay where they are: the slice holds the
 // lease.
@@ -73,11 +63,9 @@ class GetStream : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
       context_.metrics.Reject(Rejection::kGetStreams, place_->taken());
       return End(TenantBudget::Error(place_->taken(), "limits.get_streams"));
     }
-    const auto request = std::make_shared<v1::GetRequest>();
-    if (!Parse(bytes, *request)) return End(absl::InvalidArgumentError("not a GetRequest"));
     stalls.Add(weak_from_this());
     RunInTurn(
-        context_, bytes.Length(), [this, request] { Open(*request); },
+        context_, bytes.Length(), [this, &bytes] { Open(bytes); },
         [this](const absl::Status& refused) { End(refused); });
   }
 
@@ -96,7 +84,10 @@ class GetStream : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   void OnDone() override { self_.reset(); }  // may delete this
 
  private:
-  void Open(const v1::GetRequest& request) {
+  void Open(const grpc::ByteBuffer& bytes) {
+    v1::GetRequest request;
+    const absl::Status decoded = Decode(bytes, request);
+    if (!decoded.ok()) return End(decoded);
     GetReader::Open(context_, request, DeadlineOf(call_, context_.clock.Now()),
                     [this](absl::StatusOr<std::unique_ptr<GetReader>> reader) {
                       if (!reader.ok()) return End(reader.status());

@@ -34,6 +34,10 @@ namespace {
 // Bytes of one call's headers; a token and a session's id take less than 300 bytes.
 constexpr int kMetadataBytesMax = 8 << 10;
 
+// Threads of gRPC's reflection service, whose calls each hold one, with or without a token, and a
+// message of up to 4 MiB. One of them waits for calls; those beyond the bound are refused.
+constexpr int kReflectionThreadsMax = 4;
+
 // Formats an address the way gRPC does.
 std::string Target(const HostPort& address) {
   const bool v6 = address.host.find(':') != std::string::npos;
@@ -126,6 +130,7 @@ class BuiltServer : public GrpcServer {
     };
     grpc::ResourceQuota quota("crumbd");
     quota.Resize(limits.receive_bytes_max.value);
+    quota.SetMaxThreads(kReflectionThreadsMax);
     builder.SetResourceQuota(quota);
     builder.SetMaxReceiveMessageSize(kMessageBytesMax);
     // gRPC compares a message's size with the maximum when it has decompressed it. None of our

@@ -13,55 +13,49 @@ namespace crumb::server {
 namespace {
 
 // One Acquire. Its lease is given back if the caller does not get the response.
-class AcquireCall : public UnaryCall {
+class AcquireCall : public UnaryCallOf<v1::AcquireRequest, v1::AcquireResponse> {
  public:
   AcquireCall(const CallContext& context, const StreamParts& parts,
-              grpc::CallbackServerContext& call, v1::AcquireResponse& response)
-      : UnaryCall(context, parts, Rpc::kAcquire, call, response),
-        service_(context),
-        call_(call),
-        response_(response) {}
+              grpc::CallbackServerContext& call, const EncodedMessages& encoded)
+      : UnaryCallOf(context, parts, Rpc::kAcquire, call, encoded), service_(context), call_(call) {}
 
-  void Start(const CallContext& context, std::shared_ptr<Session> session,
-             const v1::AcquireRequest& request) {
+  void Start(const CallContext& context, std::shared_ptr<Session> session) {
+    const absl::Status decoded = Decode();
+    if (!decoded.ok()) return End(decoded);
     context_.emplace(context);
     session_ = std::move(session);
-    server::Acquire(*context_, session_, DeadlineOf(call_, service_.clock.Now()), request,
-                    &response_, [this](const absl::Status& status) { End(status); });
+    server::Acquire(*context_, session_, DeadlineOf(call_, service_.clock.Now()), request(),
+                    &response(), [this](const absl::Status& status) { End(status); });
   }
 
  protected:
   void Undelivered() override {
-    if (session_ != nullptr && response_.lease() != 0) {
-      service_.sessions.Release(*session_, response_.lease());
+    if (session_ != nullptr && response().lease() != 0) {
+      service_.sessions.Release(*session_, response().lease());
     }
   }
 
  private:
   const CallContext& service_;
   const grpc::CallbackServerContext& call_;
-  v1::AcquireResponse& response_;
   std::optional<CallContext> context_;  // the context of this call, with its caller
   std::shared_ptr<Session> session_;
 };
 
 }  // namespace
 
-grpc::ServerUnaryReactor* CacheService::Acquire(Context* call, const v1::AcquireRequest* request,
-                                                v1::AcquireResponse* response) {
-  const auto acquire = std::make_shared<AcquireCall>(context_, parts(), *call, *response);
+grpc::ServerUnaryReactor* CacheService::Acquire(Context* call, const Bytes* in, Bytes* out) {
+  const auto acquire =
+      std::make_shared<AcquireCall>(context_, parts(), *call, EncodedMessages{*in, *out});
   acquire->Begin();
   CallContext context = context_;
-  const absl::Status admitted = Admit(acquire->scope(), *call, request, context);
+  const absl::Status admitted = Admit(*acquire, *call, context);
   absl::StatusOr<std::shared_ptr<server::Session>> session =
       admitted.ok() ? SessionOf(*call, context) : admitted;
   if (session.ok()) {
-    acquire->SetTenant(context.caller.name());
     RunInTurn(
-        context, request->ByteSizeLong(),
-        [acquire, context, session = *std::move(session), request] {
-          acquire->Start(context, session, *request);
-        },
+        context, acquire->request_bytes(),
+        [acquire, context, session = *std::move(session)] { acquire->Start(context, session); },
         [&](const absl::Status& refused) { acquire->End(refused); });
   } else {
     acquire->End(session.status());
@@ -69,28 +63,29 @@ grpc::ServerUnaryReactor* CacheService::Acquire(Context* call, const v1::Acquire
   return acquire.get();
 }
 
-grpc::ServerUnaryReactor* CacheService::Lookup(Context* call, const v1::LookupRequest* request,
-                                               v1::LookupResponse* response) {
-  return RespondLater(
-      call, Rpc::kLookup, *request, response, [=](const CallContext& context, const Done& done) {
-        server::Lookup(context, DeadlineOf(*call, context.clock.Now()), *request, response, done);
+grpc::ServerUnaryReactor* CacheService::Lookup(Context* call, const Bytes* in, Bytes* out) {
+  return RespondLater<v1::LookupRequest, v1::LookupResponse>(
+      call, Rpc::kLookup, {*in, *out},
+      [call](const CallContext& context, const auto& request, auto* response, const Done& done) {
+        server::Lookup(context, DeadlineOf(*call, context.clock.Now()), request, response, done);
       });
 }
 
-grpc::ServerUnaryReactor* CacheService::Release(Context* call, const v1::ReleaseRequest* request,
-                                                v1::ReleaseResponse* response) {
-  return Respond(call, Rpc::kRelease, *request, response,
-                 [=](const CallContext& context) -> absl::Status {
-                   CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
-                   return server::Release(context, *session, *request, response);
-                 });
+grpc::ServerUnaryReactor* CacheService::Release(Context* call, const Bytes* in, Bytes* out) {
+  return Respond<v1::ReleaseRequest, v1::ReleaseResponse>(
+      call, Rpc::kRelease, {*in, *out},
+      [call](const CallContext& context, const auto& request, auto* response) -> absl::Status {
+        CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
+        return server::Release(context, *session, request, response);
+      });
 }
 
-grpc::ServerUnaryReactor* CacheService::Prefetch(Context* call, const v1::PrefetchRequest* request,
-                                                 v1::PrefetchResponse* response) {
-  return Respond(call, Rpc::kPrefetch, *request, response, [=](const CallContext& context) {
-    return server::Prefetch(context, *request, response);
-  });
+grpc::ServerUnaryReactor* CacheService::Prefetch(Context* call, const Bytes* in, Bytes* out) {
+  return Respond<v1::PrefetchRequest, v1::PrefetchResponse>(
+      call, Rpc::kPrefetch, {*in, *out},
+      [](const CallContext& context, const auto& request, auto* response) {
+        return server::Prefetch(context, request, response);
+      });
 }
 
 }  // namespace crumb::server

@@ -7,7 +7,6 @@
 #include <memory>
 #include <utility>
 
-#include "common/status_macros.h"
 #include "server/base/tls_credentials.h"
 #include "server/calls/field_bounds.h"
 #include "server/service/call_metadata.h"
@@ -142,83 +141,84 @@ class ReadStream : public grpc::ServerWriteReactor<v1::PeerReadResponse>,
 
 }  // namespace
 
-absl::Status PeerService::Admit(CallScope& scope, const Context& call,
-                                const google::protobuf::Message& request) const {
-  CRUMB_RETURN_IF_ERROR(CheckPeerName(call, peer_name_));
-  CRUMB_RETURN_IF_ERROR(scope.Admit(""));
-  return CheckFields(context_.limits, request);
-}
-
-grpc::ServerUnaryReactor* PeerService::Respond(Context* call_context, Rpc rpc,
-                                               const google::protobuf::Message& request,
-                                               google::protobuf::Message* response,
-                                               const std::function<void(PeerDone)>& call) {
-  const auto reactor = std::make_shared<UnaryCall>(context_, StreamParts{calls_, stalls_}, rpc,
-                                                   *call_context, *response);
-  reactor->Begin();
-  const PeerDone done = [call = reactor.get()](const absl::Status& status) { call->End(status); };
-  const absl::Status admitted = Admit(reactor->scope(), *call_context, request);
+template <typename Request, typename Response>
+grpc::ServerUnaryReactor* PeerService::Respond(
+    Context* call_context, Rpc rpc, const EncodedMessages& encoded,
+    const std::function<void(const Request&, Response*, PeerDone)>& call) {
+  const auto unary = std::make_shared<UnaryCallOf<Request, Response>>(
+      context_, StreamParts{calls_, stalls_}, rpc, *call_context, encoded);
+  unary->Begin();
+  const PeerDone done = [call = unary.get()](const absl::Status& status) { call->End(status); };
+  absl::Status admitted = CheckPeerName(*call_context, peer_name_);
+  if (admitted.ok()) admitted = unary->Admit("");
+  if (admitted.ok()) admitted = unary->Decode();
+  if (admitted.ok()) admitted = CheckFields(context_.limits, unary->request());
   if (admitted.ok()) {
-    call(done);
+    call(unary->request(), &unary->response(), done);
   } else {
     done(admitted);
   }
-  return reactor.get();
+  return unary.get();
 }
 
-grpc::ServerUnaryReactor* PeerService::PeerHello(Context* call, const v1::PeerHelloRequest* request,
-                                                 v1::PeerHelloResponse* response) {
-  return Respond(call, Rpc::kPeerHello, *request, response, [&](const PeerDone& done) {
-    server::PeerHello(cluster_.calls(), response);
-    done(absl::OkStatus());
-  });
+grpc::ServerUnaryReactor* PeerService::PeerHello(Context* call, const Bytes* in, Bytes* out) {
+  return Respond<v1::PeerHelloRequest, v1::PeerHelloResponse>(
+      call, Rpc::kPeerHello, {*in, *out}, [&](const auto&, auto* response, const PeerDone& done) {
+        server::PeerHello(cluster_.calls(), response);
+        done(absl::OkStatus());
+      });
 }
 
-grpc::ServerUnaryReactor* PeerService::PeerAcquire(Context* call,
-                                                   const v1::PeerAcquireRequest* request,
-                                                   v1::PeerAcquireResponse* response) {
+grpc::ServerUnaryReactor* PeerService::PeerAcquire(Context* call, const Bytes* in, Bytes* out) {
   const TimePoint deadline = DeadlineOf(*call, context_.clock.Now());
-  return Respond(call, Rpc::kPeerAcquire, *request, response, [&](const PeerDone& done) {
-    server::PeerAcquire(cluster_.calls(), *request, deadline, response, done);
-  });
+  return Respond<v1::PeerAcquireRequest, v1::PeerAcquireResponse>(
+      call, Rpc::kPeerAcquire, {*in, *out},
+      [&](const auto& request, auto* response, const PeerDone& done) {
+        server::PeerAcquire(cluster_.calls(), request, deadline, response, done);
+      });
 }
 
-grpc::ServerUnaryReactor* PeerService::PeerRelease(Context* call,
-                                                   const v1::PeerReleaseRequest* request,
-                                                   v1::PeerReleaseResponse* response) {
-  return Respond(call, Rpc::kPeerRelease, *request, response, [&](const PeerDone& done) {
-    done(server::PeerRelease(cluster_.calls(), *request));
-  });
+grpc::ServerUnaryReactor* PeerService::PeerRelease(Context* call, const Bytes* in, Bytes* out) {
+  return Respond<v1::PeerReleaseRequest, v1::PeerReleaseResponse>(
+      call, Rpc::kPeerRelease, {*in, *out}, [&](const auto& request, auto*, const PeerDone& done) {
+        done(server::PeerRelease(cluster_.calls(), request));
+      });
 }
 
-grpc::ServerUnaryReactor* PeerService::PeerPush(Context* call, const v1::PeerPushRequest* request,
-                                                v1::PeerPushResponse* response) {
+grpc::ServerUnaryReactor* PeerService::PeerPush(Context* call, const Bytes* in, Bytes* out) {
   const TimePoint deadline = DeadlineOf(*call, context_.clock.Now());
-  return Respond(call, Rpc::kPeerPush, *request, response, [&](const PeerDone& done) {
-    server::PeerPush(cluster_.calls(), *request, deadline, response, done);
-  });
+  return Respond<v1::PeerPushRequest, v1::PeerPushResponse>(
+      call, Rpc::kPeerPush, {*in, *out},
+      [&](const auto& request, auto* response, const PeerDone& done) {
+        server::PeerPush(cluster_.calls(), request, deadline, response, done);
+      });
 }
 
-grpc::ServerUnaryReactor* PeerService::PeerKeyspaces(Context* call,
-                                                     const v1::PeerKeyspacesRequest* request,
-                                                     v1::PeerKeyspacesResponse* response) {
-  return Respond(call, Rpc::kPeerKeyspaces, *request, response, [&](const PeerDone& done) {
-    server::PeerKeyspaces(cluster_.calls(), *request, response, done);
-  });
+grpc::ServerUnaryReactor* PeerService::PeerKeyspaces(Context* call, const Bytes* in, Bytes* out) {
+  return Respond<v1::PeerKeyspacesRequest, v1::PeerKeyspacesResponse>(
+      call, Rpc::kPeerKeyspaces, {*in, *out},
+      [&](const auto& request, auto* response, const PeerDone& done) {
+        server::PeerKeyspaces(cluster_.calls(), request, response, done);
+      });
 }
 
-grpc::ServerUnaryReactor* PeerService::PeerDrain(Context* call, const v1::PeerDrainRequest* request,
-                                                 v1::PeerDrainResponse* response) {
-  return Respond(call, Rpc::kPeerDrain, *request, response,
-                 [&](const PeerDone& done) { done(cluster_.calls().drain()); });
+grpc::ServerUnaryReactor* PeerService::PeerDrain(Context* call, const Bytes* in, Bytes* out) {
+  return Respond<v1::PeerDrainRequest, v1::PeerDrainResponse>(
+      call, Rpc::kPeerDrain, {*in, *out},
+      [&](const auto&, auto*, const PeerDone& done) { done(cluster_.calls().drain()); });
 }
 
 grpc::ServerWriteReactor<v1::PeerReadResponse>* PeerService::PeerRead(
     Context* call, const v1::PeerReadRequest* request) {
   auto scope = std::make_unique<CallScope>(context_, calls_, Rpc::kPeerRead);
-  const absl::Status admitted = Admit(*scope, *call, *request);
+  // gRPC would keep the request until the other node has read the last message or the status.
+  v1::PeerReadRequest taken;
+  taken.Swap(const_cast<v1::PeerReadRequest*>(request));
+  absl::Status admitted = CheckPeerName(*call, peer_name_);
+  if (admitted.ok()) admitted = scope->Admit("");
+  if (admitted.ok()) admitted = CheckFields(context_.limits, taken);
   const auto stream = std::make_shared<ReadStream>(context_, cluster_, std::move(scope), *call);
-  stream->Start(admitted, stalls_, *request, DeadlineOf(*call, context_.clock.Now()));
+  stream->Start(admitted, stalls_, taken, DeadlineOf(*call, context_.clock.Now()));
   return stream.get();
 }
 

@@ -11,12 +11,21 @@
 #include "server/calls/call_scope.h"
 #include "server/cluster/cluster.h"
 #include "server/service/stall_watch.h"
+#include "server/service/unary_call.h"
 
 namespace crumb::server {
 
+using RawPeerService =
+    WithRaw<v1::PeerService::CallbackService, v1::PeerService::WithRawCallbackMethod_PeerHello,
+            v1::PeerService::WithRawCallbackMethod_PeerAcquire,
+            v1::PeerService::WithRawCallbackMethod_PeerRelease,
+            v1::PeerService::WithRawCallbackMethod_PeerPush,
+            v1::PeerService::WithRawCallbackMethod_PeerKeyspaces,
+            v1::PeerService::WithRawCallbackMethod_PeerDrain>::Type;
+
 // crumb.v1.PeerService on gRPC's callback interface: carries calls over to server/cluster. No
 // handler blocks. Thread-safe.
-class PeerService final : public v1::PeerService::CallbackService {
+class PeerService final : public RawPeerService {
  public:
   // The members of `context`, `cluster` and `stalls` must outlive this. `peer_name`: see
   // CheckPeerName.
@@ -30,25 +39,23 @@ class PeerService final : public v1::PeerService::CallbackService {
 
   using Context = grpc::CallbackServerContext;
   using Unary = grpc::ServerUnaryReactor;
+  using Bytes = grpc::ByteBuffer;
 
-  Unary* PeerHello(Context*, const v1::PeerHelloRequest*, v1::PeerHelloResponse*) override;
-  Unary* PeerAcquire(Context*, const v1::PeerAcquireRequest*, v1::PeerAcquireResponse*) override;
-  Unary* PeerRelease(Context*, const v1::PeerReleaseRequest*, v1::PeerReleaseResponse*) override;
-  Unary* PeerPush(Context*, const v1::PeerPushRequest*, v1::PeerPushResponse*) override;
-  Unary* PeerKeyspaces(Context*, const v1::PeerKeyspacesRequest*,
-                       v1::PeerKeyspacesResponse*) override;
-  Unary* PeerDrain(Context*, const v1::PeerDrainRequest*, v1::PeerDrainResponse*) override;
+  Unary* PeerHello(Context*, const Bytes* in, Bytes* out) override;
+  Unary* PeerAcquire(Context*, const Bytes* in, Bytes* out) override;
+  Unary* PeerRelease(Context*, const Bytes* in, Bytes* out) override;
+  Unary* PeerPush(Context*, const Bytes* in, Bytes* out) override;
+  Unary* PeerKeyspaces(Context*, const Bytes* in, Bytes* out) override;
+  Unary* PeerDrain(Context*, const Bytes* in, Bytes* out) override;
   grpc::ServerWriteReactor<v1::PeerReadResponse>* PeerRead(Context*,
                                                            const v1::PeerReadRequest*) override;
 
  private:
-  // Returns whether the call may be made: its caller is a node, there is a place for it, and no
-  // field of its request is longer than its bound.
-  absl::Status Admit(CallScope& scope, const Context& call,
-                     const google::protobuf::Message& request) const;
-  // Finishes once `call` has called back.
-  Unary* Respond(Context* call_context, Rpc rpc, const google::protobuf::Message& request,
-                 google::protobuf::Message* response, const std::function<void(PeerDone)>& call);
+  // Finishes once `call` has called back, which runs if the caller is a node, there is a place for
+  // the call and room for its request, and no field of the request is longer than its bound.
+  template <typename Request, typename Response>
+  Unary* Respond(Context* call_context, Rpc rpc, const EncodedMessages& encoded,
+                 const std::function<void(const Request&, Response*, PeerDone)>& call);
 
   const CallContext context_;
   Cluster& cluster_;

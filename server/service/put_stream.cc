@@ -43,6 +43,8 @@ class PutStream : public grpc::ServerReadReactor<v1::PutRequest>,
 
   void OnReadDone(bool ok) override {
     if (!EndWait()) return;  // Stalled() ends the stream
+    // They can take many times as much memory as the message has bytes.
+    request_.DiscardUnknownFields();
     if (!ok) {
       *response_ = assembler_.Finish();
       responded_.store(true);

@@ -66,9 +66,13 @@ class SessionStream : public Base {
   }
 
   void OnReadDone(bool ok) override {
-    if (!ok) return End(grpc::Status::OK);  // the caller has nothing more to say
+    if (!ok) {
+      request_ = {};
+      return End(grpc::Status::OK);  // the caller has nothing more to say
+    }
     const absl::Status fits = CheckFields(context_.limits, request_);
     if (!fits.ok()) {
+      request_ = {};
       scope_->SetCode(fits.code());
       return End(ToGrpc(fits));
     }
@@ -80,6 +84,7 @@ class SessionStream : public Base {
       context_.metrics.quality.Observe(sample.layer(), sample.attention_error(), sample.key_error(),
                                        sample.value_error());
     }
+    request_ = {};  // frees its memory, until the next message comes
     StartRead(&request_);
   }
 

@@ -2,6 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/service/unary_call.h"
 
+#include "common/status_macros.h"
+#include "grpcpp/support/proto_buffer_writer.h"
+#include "server/service/decode.h"
 #include "server/service/grpc_status.h"
 
 namespace crumb::server {
@@ -12,6 +15,9 @@ namespace {
 // loses its response to the budget of bytes.
 constexpr uint64_t kSmallResponseBytes = 32 << 10;
 
+// Bytes of a response that are encoded one after the other.
+constexpr int kBlockBytes = 1 << 20;
+
 // Empties the message and frees its memory, most of which Clear() would keep.
 void Free(google::protobuf::Message& message) {
   const std::unique_ptr<google::protobuf::Message> empty(message.New());
@@ -21,32 +27,55 @@ void Free(google::protobuf::Message& message) {
 }  // namespace
 
 UnaryCall::UnaryCall(const CallContext& context, const StreamParts& parts, Rpc rpc,
-                     grpc::CallbackServerContext& call, Message& response)
+                     grpc::CallbackServerContext& call, const EncodedMessages& encoded)
     : metrics_(context.metrics),
       clock_(context.clock),
       parts_(parts),
       call_(call),
-      response_(response),
+      encoded_(encoded),
+      request_bytes_(encoded.request.Valid() ? encoded.request.Length() : 0),
       hold_(call),
       scope_(std::make_unique<CallScope>(context, parts.calls, rpc)) {}
 
-absl::Status UnaryCall::CountResponse() {
-  const uint64_t bytes = response_.ByteSizeLong();
-  if (bytes <= kSmallResponseBytes) return absl::OkStatus();
-  TenantBudget& budget = parts_.calls.response_bytes;
-  const TenantBudget::Taken taken = budget.Take(tenant_, bytes);
-  if (taken == TenantBudget::Taken::kYes) {
+absl::Status UnaryCall::Admit(const std::string& tenant) {
+  tenant_ = tenant;
+  return scope_->Admit(tenant, request_bytes_ <= kSmallRequestBytesMax ? 0 : request_bytes_);
+}
+
+absl::Status UnaryCall::Decode() {
+  CRUMB_RETURN_IF_ERROR(server::Decode(encoded_.request, request_message()));
+  const uint64_t counted = CountedMemory(request_message(), request_bytes_);
+  return counted == 0 ? absl::OkStatus() : scope_->CountRequest(tenant_, counted);
+}
+
+void UnaryCall::FreeRequest() {
+  FreeBytes(encoded_.request);
+  Free(request_message());
+  scope_->EndRequest();
+}
+
+absl::Status UnaryCall::EncodeResponse() {
+  Message& response = response_message();
+  const uint64_t bytes = response.ByteSizeLong();
+  if (bytes > kSmallResponseBytes) {
+    TenantBudget& budget = parts_.calls.response_bytes;
+    const TenantBudget::Taken taken = budget.Take(tenant_, bytes);
+    if (taken != TenantBudget::Taken::kYes) {
+      metrics_.Reject(Rejection::kResponses, taken);
+      Undelivered();
+      Free(response);
+      return TenantBudget::Error(taken, "limits.response_bytes_max");
+    }
     counted_bytes_ = bytes;
-    return absl::OkStatus();
   }
-  metrics_.Reject(Rejection::kResponses, taken);
-  Undelivered();
-  Free(response_);
-  return TenantBudget::Error(taken, "limits.response_bytes_max");
+  grpc::ProtoBufferWriter writer(&encoded_.response, kBlockBytes, static_cast<int>(bytes));
+  response.SerializeToZeroCopyStream(&writer);
+  return absl::OkStatus();
 }
 
 void UnaryCall::End(const absl::Status& status) {
-  const absl::Status sent = status.ok() ? CountResponse() : status;
+  FreeRequest();
+  const absl::Status sent = status.ok() ? EncodeResponse() : status;
   scope_->Observe(sent.code());
   BeginWait(clock_.Now(), /*progressed=*/true);
   place_ = parts_.stalls.Add(weak_from_this());

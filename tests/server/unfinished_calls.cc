@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 namespace crumb::server {
 namespace {
@@ -88,25 +90,42 @@ UnreadCalls::UnreadCalls(const std::string& socket, const std::string& method, i
   }
 }
 
-UnfinishedCalls::UnfinishedCalls(const std::string& socket, int calls, uint32_t message_bytes)
-    : fd_(ConnectTo(socket)) {
+UnfinishedCalls::UnfinishedCalls(const std::string& socket, int calls, uint32_t message_bytes,
+                                 const std::string& content, const std::string& token)
+    : fd_(ConnectTo(socket)), content_(content) {
   if (!fd_.valid()) return;
   Send(kPreface);
   SendFrame(kSettings, 0, 0, "");
-  const std::string headers = CallHeaders("/crumb.v1.CacheService/Lookup");
+  const std::string headers = CallHeaders("/crumb.v1.CacheService/Lookup") +
+                              (token.empty() ? "" : Field("authorization", "Bearer " + token));
   while (Receive(200)) {
   }
-  for (int i = 0; i < calls; ++i) {
-    const auto stream = static_cast<uint32_t>(2 * i + 1);
-    SendFrame(kHeaders, kEndHeaders, stream, headers);
-    SendFrame(kData, 0, stream, std::string(1, '\0') + Bytes(message_bytes, 4));
+  for (int i = 0; i < calls; ++i, next_stream_ += 2) {
+    SendFrame(kHeaders, kEndHeaders, next_stream_, headers);
+    SendFrame(kData, 0, next_stream_, std::string(1, '\0') + Bytes(message_bytes, 4));
     window_ -= 5;
-    calls_[stream] = {initial_window_ - 5, message_bytes - 1};
+    calls_[next_stream_] = {initial_window_ - 5, message_bytes - 1, 0};
   }
 }
 
 void UnfinishedCalls::Push(int quiet_ms) {
   while (!closed_ && (SendData() || Receive(quiet_ms))) {
+  }
+}
+
+void UnfinishedCalls::FillSocket(int calls) {
+  const std::string headers = CallHeaders("/no.Service/Method");
+  // Less than the server allows at a time.
+  constexpr int kAtOnce = 50;
+  for (int i = 0; i < calls; ++i, next_stream_ += 2) {
+    SendFrame(kHeaders, kEndHeaders | kEndStream, next_stream_, headers);
+    if (i % kAtOnce == 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+void UnfinishedCalls::SendLastBytes(char last) {
+  for (const auto& [stream, call] : calls_) {
+    SendFrame(kData, kEndStream, stream, std::string(1, last));
   }
 }
 
@@ -173,8 +192,12 @@ bool UnfinishedCalls::SendData() {
   for (auto& [stream, call] : calls_) {
     const int64_t most = std::min<int64_t>({window_, call.window, call.left, kFrameBytesMax});
     if (most <= 0) continue;
-    SendFrame(kData, 0, stream, std::string(static_cast<size_t>(most), 'x'));
+    std::string bytes;
+    for (int64_t i = 0; i < most; ++i)
+      bytes += content_[(call.sent + static_cast<uint64_t>(i)) % content_.size()];
+    SendFrame(kData, 0, stream, bytes);
     window_ -= most;
+    call.sent += static_cast<uint64_t>(most);
     call.window -= most;
     call.left -= static_cast<uint32_t>(most);
     sent_ += static_cast<uint64_t>(most);

@@ -15,11 +15,18 @@ namespace crumb::server {
 class UnfinishedCalls {
  public:
   // Connects to the Unix socket and begins `calls` calls, each of a message that claims to have
-  // `message_bytes`. connected() is false when there is no connection.
-  UnfinishedCalls(const std::string& socket, int calls, uint32_t message_bytes);
+  // `message_bytes`, which repeat `content`. connected() is false when there is no connection.
+  UnfinishedCalls(const std::string& socket, int calls, uint32_t message_bytes,
+                  const std::string& content = "x", const std::string& token = "");
 
-  // Sends until the server has let nothing through for `quiet_ms`.
+  // Sends until the server has let nothing through for `quiet_ms`, or until only the last byte of
+  // each message is left.
   void Push(int quiet_ms);
+  // Makes `calls` calls that the server refuses, and does not read the statuses, which fill the
+  // socket. Afterwards the server can send nothing.
+  void FillSocket(int calls);
+  // Sends the last byte of each message.
+  void SendLastBytes(char last);
 
   bool connected() const { return fd_.valid(); }
   uint64_t sent_bytes() const { return sent_; }
@@ -29,7 +36,8 @@ class UnfinishedCalls {
  private:
   struct Call {
     int64_t window = 65'535;
-    uint32_t left = 0;  // bytes of the message
+    uint32_t left = 0;  // bytes of the message, without the last one
+    uint64_t sent = 0;
   };
 
   void Send(const std::string& bytes);
@@ -41,6 +49,8 @@ class UnfinishedCalls {
   bool SendData();
 
   UniqueFd fd_;
+  const std::string content_;
+  uint32_t next_stream_ = 1;
   std::string received_;
   int64_t window_ = 65'535;
   int64_t initial_window_ = 65'535;

@@ -66,6 +66,27 @@ TEST_F(CallSocketsTest, MoreCallsThanTheBoundAllowsAreRefused) {
   EXPECT_EQ(Receive().request() + Receive().request(), 3u);
 }
 
+// A message of 60 KB has fields that crumbd does not know, which take 20 times as much memory.
+TEST_F(CallSocketsTest, MemoryOfRequestsThatWaitIsBounded) {
+  constexpr int kGroups = 30'000, kUnknownField = 15;
+  v1::SocketCall call = Call(1, 0, 1);
+  for (int i = 0; i < kGroups; ++i) {
+    call.GetReflection()->MutableUnknownFields(&call)->AddGroup(kUnknownField);
+  }
+  limits_.request_bytes_max = ByteSize{call.SpaceUsedLong() * 3 / 2};
+  Start();
+  store_.HoldAcquires();
+  Send(call);
+  call.mutable_acquire()->set_request(2);
+  Send(call);
+  const v1::SocketResponse refused = Receive();
+  EXPECT_EQ(refused.request(), 2u);
+  EXPECT_EQ(refused.code(), static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(refused.error(), HasSubstr("limits.request_bytes_max"));
+  store_.RespondHeld();
+  EXPECT_EQ(Receive().request(), 1u);
+}
+
 TEST_F(CallSocketsTest, FragmentsThatDoNotFitAreSentToACallerThatNamesTheLease) {
   Start({.response_bytes_max = 64});
   Send(Call(1, 0, 8));
