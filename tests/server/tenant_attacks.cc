@@ -442,7 +442,8 @@ void PrintTo(const BudgetRow& row, std::ostream* out) { *out << row.name; }
 const std::vector<BudgetRow>& BudgetRows() {
   static const std::vector<BudgetRow> rows = [] {
     std::vector<BudgetRow> all = RowsWithoutSsd();
-    for (const std::vector<BudgetRow>& more : {CallBudgetRows(), SsdBudgetRows()}) {
+    for (const std::vector<BudgetRow>& more :
+         {CallBudgetRows(), SsdBudgetRows(), NodeBudgetRows()}) {
       all.insert(all.end(), more.begin(), more.end());
     }
     return all;

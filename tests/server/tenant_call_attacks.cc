@@ -93,16 +93,10 @@ void FloodAcquires(const Attacker& a) {
   }
 }
 
-// Stats of many keyspaces with long names. Nothing reads the responses. The requests have this many
-// bytes in a field that crumbd does not know.
-void UnreadStatsOf(const Attacker& a, size_t request_bytes) {
+// Stats of many keyspaces with long names. Nothing reads the responses.
+void UnreadStats(const Attacker& a) {
   constexpr int kKeyspaces = 100;
   constexpr int kCalls = 200;
-  v1::StatsRequest request;
-  if (request_bytes > 0) {
-    request.GetReflection()->MutableUnknownFields(&request)->AddLengthDelimited(
-        1000, std::string(request_bytes, 'x'));
-  }
   for (int i = 0; i < kKeyspaces; ++i) {
     ASSERT_TRUE(a.session.OpenKeyspace(std::to_string(i) + std::string(1'000, 'm')).ok());
   }
@@ -111,7 +105,8 @@ void UnreadStatsOf(const Attacker& a, size_t request_bytes) {
   const auto stub = OwnStub(a);
   a.attack.kept.insert(a.attack.kept.end(), {queue, stub});
   for (int i = 0; i < kCalls; ++i) {
-    const std::shared_ptr call = stub->PrepareAsyncStats(a.Context(), request, queue.get());
+    const std::shared_ptr call =
+        stub->PrepareAsyncStats(a.Context(), v1::StatsRequest(), queue.get());
     call->StartCall();
     call->ReadInitialMetadata(call.get());  // the message would be read by Finish
     a.attack.kept.push_back(call);
@@ -122,9 +117,6 @@ void UnreadStatsOf(const Attacker& a, size_t request_bytes) {
     queue->AsyncNext(&tag, &ok, std::chrono::system_clock::now() + std::chrono::milliseconds(10));
   }));
 }
-
-void UnreadStats(const Attacker& a) { UnreadStatsOf(a, 0); }
-void LargeUnreadStats(const Attacker& a) { UnreadStatsOf(a, size_t{1} << 20); }
 
 // Each page by a lease of its own.
 void LeasePagesOneByOne(const Attacker& a) {
@@ -174,10 +166,16 @@ std::vector<BudgetRow> CallBudgetRows() {
       {"lookups", "", FloodLookups, MakeRoom},
       {"gets_of_many_pages", "", FloodGets, MakeRoom},
       {"acquires_of_many_pages", "", FloodAcquires, MakeRoom},
-      {"request_bytes", Rejected("request_bytes"), LargeUnreadStats,
+      {"large_calls", Rejected("large_calls"), FloodLookups,
        [](Options& options) {
-         options.limits.keyspaces_max = 512;
-         options.limits.request_bytes_max = ByteSize{64 << 20};
+         MakeRoom(options);
+         options.limits.large_call_queue = 4;
+       }},
+      // Requests that wait for a thread; each has 512 KiB.
+      {"request_bytes", Rejected("request_bytes"), FloodLookups,
+       [](Options& options) {
+         MakeRoom(options);
+         options.limits.request_bytes_max = ByteSize{16 << 20};
        }},
       {"responses", Rejected("responses"), UnreadStats,
        [](Options& options) {

@@ -82,5 +82,7 @@ const std::vector<BudgetRow>& BudgetRows();
 std::vector<BudgetRow> CallBudgetRows();
 // Those among them of the queues in front of the SSD.
 std::vector<BudgetRow> SsdBudgetRows();
+// Those among them of the node's log, metrics and index.
+std::vector<BudgetRow> NodeBudgetRows();
 
 }  // namespace crumb::server

@@ -16,6 +16,7 @@
 #include "server/cluster/run_finder.h"
 #include "tests/common/eventually.h"
 #include "tests/server/cluster/pull_fixture.h"
+#include "tests/server/latency.h"
 
 namespace crumb::server {
 namespace {
@@ -176,6 +177,43 @@ TEST_F(PullTest, OverTheBoundIsAMissAtOnce) {
   }
   const PullResult result = Pull(Request(9600, 8));
   EXPECT_EQ(result.miss_reason, MissReason::kBusy);
+  EXPECT_EQ(counts_.pulls_refused.value(), 1u);
+  while (open.load() > 0) {
+    for (const auto& fake : fakes_) fake->CompleteHeldFetches();
+    std::this_thread::yield();
+  }
+}
+
+// Pulls of one tenant wait for a node that does not respond.
+TEST_F(PullTest, ATenantTakesOnlyItsPartOfThePulls) {
+  constexpr size_t kPulls = 4, kPerTenant = 3;
+  RemoteReader reader({store_, peers_, flights_, timer_, steps_, Clock::Real(), counts_, 1024,
+                       [](const std::string&) {}},
+                      kPulls, kPerTenant);
+  const auto of = [&](const std::string& tenant, int first) {
+    keyspace_->tenant = tenant;  // it is read when the pull begins
+    return Request(first, 8);
+  };
+  const auto pull = [&](PullRequest request) {
+    std::promise<PullResult> completed;
+    reader.Pull(std::move(request), [&](PullResult result) { completed.set_value(result); });
+    return completed.get_future().get();
+  };
+  for (const auto& fake : fakes_) fake->hold_fetches = true;
+  std::atomic<size_t> open{0};
+  for (size_t i = 0; i < kPerTenant; ++i) {
+    ++open;
+    reader.Pull(of("a", static_cast<int>(i) * 1024), [&open](PullResult) { --open; });
+  }
+  EXPECT_EQ(pull(of("a", 8192)).miss_reason, MissReason::kBusy);
+  EXPECT_EQ(counts_.pulls_refused.value(), 1u);
+  EXPECT_EQ(open.load(), kPerTenant) << "they wait";
+  for (const auto& fake : fakes_) fake->hold_fetches = false;
+  constexpr int kPullsOfB = 16;
+  for (int i = 0; i < kPullsOfB; ++i) {
+    const double seconds = SecondsOf([&] { EXPECT_EQ(pull(of("b", i * 32)).pages, 8u); });
+    EXPECT_LT(seconds, 1) << "pull " << i;
+  }
   EXPECT_EQ(counts_.pulls_refused.value(), 1u);
   while (open.load() > 0) {
     for (const auto& fake : fakes_) fake->CompleteHeldFetches();

@@ -255,6 +255,10 @@ TEST_F(DaemonTest, EveryOtherCallResponds) {
   v1::PinResponse pinned;
   EXPECT_EQ(client->stub().Pin(client->Context().get(), pin, &pinned).error_code(),
             grpc::StatusCode::INVALID_ARGUMENT);  // no time
+  pin.set_ttl_ms(25 * 3600 * 1000);
+  EXPECT_EQ(client->stub().Pin(client->Context().get(), pin, &pinned).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT)
+      << "longer than limits.pin_max";
   pin.set_ttl_ms(60'000);
   ASSERT_TRUE(client->stub().Pin(client->Context().get(), pin, &pinned).ok());
   EXPECT_EQ(pinned.pinned_pages(), 1u);
