@@ -63,7 +63,7 @@ std::vector<BudgetRow> NodeBudgetRows() {
   return {
       {"log_lines", "crumb_log_lines_left_out_total", FloodLog},
       {"reported_amounts", "crumb_reports_cut_total", ReportNonsense},
-      {"ssd_index", "crumb_evicted_pages_total{tier=\"ssd\"}", FillIndex,
+      {"ssd_index", "crumb_evicted_pages_total{tier=\"ssd\",reason=\"capacity\"}", FillIndex,
        [](Options& options) {
          options.store.ssd.path = options.listen.socket_dir + "/data";
          options.store.ssd.bytes_max = ByteSize{uint64_t{256} << 20};
