@@ -61,7 +61,7 @@ void FloodLookups(const Attacker& a) {
       v1::LookupResponse response;
       const auto context = TwoTenants::Context("a");
       if (stub->Lookup(context.get(), request, &response).ok()) return;
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
     }));
   }
 }
