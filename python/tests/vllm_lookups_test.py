@@ -8,7 +8,7 @@ import unittest
 from unittest import mock
 
 from vllm_requests_support import (FakeLease, FakePolicy, PAGE, SECONDS, Request, RequestsCase,
-                                   lookups, requests, step, wait_for)
+                                   lookups, policy, requests, step, wait_for)
 
 
 class LookupsTest(RequestsCase):
@@ -219,16 +219,40 @@ class LookupsTest(RequestsCase):
 
     def test_the_policy_receives_the_time_that_pages_took_to_arrive(self):
         self.store.pages.update(self.store.keys(b"", range(640), [requests.NO_EXTRA] * 10))
-        for waiting, arrived, late, received in ((True, 0, False, []), (True, 3, False, [192]),
-                                              (True, 0, True, [0]), (False, 0, True, [])):
-            chooser = FakePolicy(waiting=lambda tokens, wait=waiting: wait)
+        none = policy.NO_PATIENCE
+        for patience, arrived, late, received in (
+                (None, 0, False, []), (None, 3, False, [(192, False)]), (None, 0, True, [(0, True)]),
+                (none, 0, True, [])):
+            chooser = FakePolicy(patience=patience)
             tracker = self.make(exact=True, policy=chooser)
             self.store.arrived, self.store.late = arrived, late
             self.store.deadlines.clear()
             self.assertEqual(tracker.matched_tokens(Request("a", range(640)), 0), 576)
-            self.assertEqual(self.store.deadlines, [0.1 if waiting else 0.0])
-            self.assertEqual([tokens for tokens, _ in chooser.received], received)
+            self.assertEqual(self.store.deadlines, [0.0 if patience else 0.1])
+            self.assertEqual(chooser.received, received)
             tracker.finished("a")
+
+    def waited(self, first, second, slowest):
+        """Looks up with a first look after 10 ms and 10 s in total, and leases of (pages, arrived,
+        late); returns the tokens to load, the deadlines and the measurements of the policy."""
+        chooser = FakePolicy(patience=policy.Patience(0.01, 10.0, slowest))
+        tracker = self.make(exact=True, policy=chooser)
+        self.store.leases = [lambda given=given: FakeLease(*given) for given in (first, second)]
+        self.store.deadlines.clear()
+        tokens = tracker.matched_tokens(Request("a", range(640)), 0)
+        tracker.finished("a")
+        return tokens, self.store.deadlines, chooser.received
+
+    def test_a_lookup_waits_on_while_pages_arrive_fast_enough(self):
+        tokens, deadlines, received = self.waited((2, 2, True), (9, 7, False), slowest=1.0)
+        self.assertEqual((tokens, received), (576, [(576, False)]))
+        self.assertEqual(deadlines[0], 0.01)
+        self.assertTrue(0 < deadlines[1] <= 10.0, deadlines)
+
+    def test_a_lookup_ends_early_when_pages_arrive_slowly(self):
+        """The others are computed; those that have arrived are loaded."""
+        tokens, deadlines, received = self.waited((2, 2, True), (9, 7, False), slowest=0.0)
+        self.assertEqual((tokens, deadlines, received), (128, [0.01], [(128, True)]))
 
 
 if __name__ == "__main__":

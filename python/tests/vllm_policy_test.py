@@ -42,22 +42,57 @@ class PolicyTest(unittest.TestCase):
             chooser.loaded(1000, seconds)
         self.assertTrue(chooser.worth_loading(1000))
 
+    def arrive(self, chooser, tokens, seconds, late=False):
+        for _ in range(policy.LEAST_MEASUREMENTS):
+            chooser.arrived(tokens, seconds, late)
+
     def test_pages_that_arrive_slowly_are_not_waited_for(self):
-        for tokens, seconds, worth in ((1000, 0.1, True), (1000, 0.9, False), (0, 0.1, False)):
+        for tokens, seconds, late, waits in ((1000, 0.1, False, True), (1000, 0.9, False, False),
+                                             (0, 0.6, True, False)):
             chooser = self.chooser()
-            for _ in range(policy.LEAST_MEASUREMENTS):
-                self.assertTrue(chooser.worth_waiting(1000))
-                chooser.arrived(tokens, seconds)
-            self.assertEqual(chooser.worth_waiting(1000), worth)
+            self.arrive(chooser, tokens, seconds, late)
+            patience = chooser.patience(1000, 0, 10.0)
+            self.assertEqual(patience.first > 0, waits, (tokens, seconds))
             self.assertTrue(chooser.worth_loading(1000))
+
+    def test_an_unknown_disk_costs_little(self):
+        """Before the arrival of pages is known, a lookup looks after a small part of the time to
+        compute the prompt, and goes on if the pages come fast enough."""
+        chooser = self.chooser()  # 0.1 ms a token to load, 1 ms to compute
+        patience = chooser.patience(32000, 0, 10.0)
+        self.assertAlmostEqual(patience.first, policy.PROBED * 32.0)
+        self.assertEqual(patience.total, 10.0)
+        self.assertEqual(patience.more(0, patience.first), 0.0)
+        self.assertEqual(patience.more(200, patience.first), 0.0)  # 0.9 ms a token
+        self.assertAlmostEqual(patience.more(2000, patience.first), 10.0 - patience.first)
+        # The prefix is not waited for longer than loading it may take.
+        self.assertAlmostEqual(chooser.patience(1000, 0, 10.0).total, 0.7)
+        self.assertAlmostEqual(chooser.patience(1000, 0, 0.01).first, 0.01)
+
+    def test_an_engine_that_has_computed_nothing_waits(self):
+        patience = policy.LoadPolicy(random_value=lambda: 1.0).patience(1000, 0, 10.0)
+        self.assertEqual((patience.first, patience.total), (10.0, 10.0))
+
+    def test_a_disk_that_has_become_slow_is_noticed_within_a_lookup(self):
+        chooser = self.chooser()
+        self.arrive(chooser, 1000, 0.1)
+        patience = chooser.patience(32000, 0, 10.0)
+        self.assertEqual(patience.first, policy.CHECKED * 10.0)
+        self.assertEqual(patience.more(1000, patience.first), 0.0)
+        self.assertEqual(patience.more(10000, patience.first), 7.5)
+
+    def test_a_slow_disk_is_looked_at_again_now_and_then(self):
+        chooser = self.chooser(random_value=0.001)
+        self.arrive(chooser, 1000, 0.9)
+        self.assertAlmostEqual(chooser.patience(32000, 0, 10.0).first, policy.PROBED * 32.0)
 
     def test_a_load_starts_when_those_in_front_of_it_have_ended(self):
         chooser = self.chooser()  # 0.1 ms a token to load, 1 ms to compute
         self.assertTrue(chooser.worth_loading(1000, 6000))
         self.assertFalse(chooser.worth_loading(1000, 8000))
-        for _ in range(policy.LEAST_MEASUREMENTS):
-            chooser.arrived(1000, 0.5)
-        self.assertTrue(chooser.worth_waiting(1000, 5000))  # pages arrive while it is queued
+        self.arrive(chooser, 1000, 0.5)
+        self.assertGreater(chooser.patience(1000, 5000, 10.0).first, 0)  # they arrive meanwhile
+        self.assertEqual(chooser.patience(1000, 8000, 10.0), policy.NO_PATIENCE)
 
     def test_measurements_of_ranks_are_not_mixed(self):
         fast, slow, none = (6400, 0.1), (64, 0.01), (0, 0.0)
@@ -67,9 +102,9 @@ class PolicyTest(unittest.TestCase):
 
     def test_always_means_always(self):
         chooser = self.chooser(load=10.0, kind=policy.AlwaysLoad)
-        for _ in range(policy.LEAST_MEASUREMENTS):
-            chooser.arrived(0, 10.0)
-        self.assertTrue(chooser.worth_loading(1000) and chooser.worth_waiting(1000))
+        self.arrive(chooser, 0, 10.0, late=True)
+        self.assertTrue(chooser.worth_loading(1000))
+        self.assertEqual(chooser.patience(1000, 0, 10.0).first, 10.0)
 
     def test_a_few_are_loaded_to_correct_a_prediction(self):
         chooser = self.chooser(load=2.0, random_value=0.001)

@@ -16,6 +16,7 @@ SOURCES = pathlib.Path(__file__).resolve().parents[1] / "src/crumb"
 for name, folder in (("crumb", SOURCES), ("crumb.vllm", SOURCES / "vllm")):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [str(folder)]
+jobs = importlib.import_module("crumb.vllm._jobs")
 requests = importlib.import_module("crumb.vllm._requests")
 lookups = importlib.import_module("crumb.vllm._lookups")
 policy = importlib.import_module("crumb.vllm._policy")
@@ -44,6 +45,7 @@ class FakeStore:
         self.may_find = threading.Event()
         self.may_find.set()
         self.arrived, self.late = 0, False
+        self.leases = []  # functions that make the next leases
         self.may_open = threading.Event()
         self.may_open.set()
         self.hashed_pages = 0
@@ -64,6 +66,8 @@ class FakeStore:
     def acquire(self, keyspace, keys, deadline):
         self.deadlines.append(deadline)
         assert self.may_find.wait(SECONDS)
+        if self.leases:
+            return self.leases.pop(0)()
         hits = 0
         while hits < len(keys) and keys[hits] in self.pages:
             hits += 1
@@ -73,19 +77,19 @@ class FakeStore:
 class FakePolicy:
     """Records its calls."""
 
-    def __init__(self, loading=lambda tokens: True, waiting=lambda tokens: True):
-        self.loading, self.waiting = loading, waiting
+    def __init__(self, loading=lambda tokens: True, patience=None):
+        self.loading, self.waits = loading, patience
         self.received, self.queued = [], []
 
     def worth_loading(self, tokens, queued_tokens=0):
         self.queued.append(queued_tokens)
         return self.loading(tokens)
 
-    def worth_waiting(self, tokens, queued_tokens=0):
-        return self.waiting(tokens)
+    def patience(self, tokens, queued_tokens, deadline):
+        return self.waits or policy.Patience(deadline, deadline)
 
-    def arrived(self, tokens, seconds):
-        self.received.append((tokens, seconds))
+    def arrived(self, tokens, seconds, late):
+        self.received.append((tokens, late))
 
 
 class Request(types.SimpleNamespace):

@@ -16,6 +16,9 @@ import logging
 import time
 from typing import Any, List, Optional, Protocol, Sequence
 
+from crumb.vllm._jobs import PAGE_TOKENS
+from crumb.vllm._policy import Patience
+
 log = logging.getLogger("crumb.vllm")
 
 # Lookups at once that wait for pages on SSD and other nodes. Further ones queue.
@@ -79,14 +82,14 @@ class Opening:
 @dataclasses.dataclass(frozen=True)
 class Wanted:
     """A lookup. parent: the key of the page in front of `tokens`, of which keys are computed;
-    keys: those of the pages up to there."""
+    keys: those of the pages up to there. patience: for pages on SSD and other nodes."""
 
     opening: Opening
     keys: Sequence[bytes]
     parent: bytes
     tokens: Sequence[int]
     extra: Sequence[bytes]
-    deadline: float
+    patience: Patience
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +99,8 @@ class Found:
     keyspace: bytes
     keys: List[bytes]  # keys of all pages that were looked up
     lease: Lease
-    waited_seconds: Optional[float]  # unset if no page was on SSD or another node
+    arrived_pages: int = 0  # brought from SSD and other nodes
+    waited_seconds: Optional[float] = None  # unset if it did not wait for such pages
 
 
 class Lookup:
@@ -154,10 +158,22 @@ class Lookups:
             return None
         keys = [*wanted.keys, *self._store.keys(keyspace, wanted.tokens, wanted.extra,
                                                 wanted.parent)]
+        patience = wanted.patience
         begin = time.monotonic()
-        lease = self._store.acquire(keyspace, keys, wanted.deadline)
-        return Found(keyspace, keys, lease,
-                     time.monotonic() - begin if wanted.deadline > 0 else None)
+        lease = self._store.acquire(keyspace, keys, patience.first)
+        if patience.first <= 0:
+            return Found(keyspace, keys, lease)
+        arrived, waited = lease.arrived_pages, time.monotonic() - begin
+        more = patience.more(arrived * PAGE_TOKENS, waited) if lease.late else 0.0
+        if more > 0:
+            first = lease
+            try:
+                lease = self._store.acquire(keyspace, keys, more)
+            finally:
+                first.close()
+            # Pages that the first one brought are in host memory now.
+            arrived, waited = arrived + lease.arrived_pages, time.monotonic() - begin
+        return Found(keyspace, keys, lease, arrived, waited)
 
 
 def _give_back(future: "concurrent.futures.Future[Optional[Found]]") -> None:

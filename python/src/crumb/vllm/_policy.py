@@ -3,6 +3,8 @@
 """Load or recompute: whether a prefix that crumbd has is loaded."""
 
 import collections
+import dataclasses
+import math
 import random
 import statistics
 from typing import Callable, Deque, Optional, Tuple
@@ -16,8 +18,37 @@ MARGIN = 0.8
 # Fraction of the prefixes predicted to be slower that are loaded all the same, so that a prediction
 # that no longer holds is corrected.
 EXPLORED = 0.02
-# Tokens that a lookup is taken to have brought if the deadline passed before a page arrived.
-NOTHING_ARRIVED_TOKENS = 64
+# Tokens of pages that are read in part when a lookup's time ends: half of the 16 pages that crumbd
+# reads for it at once.
+PARTLY_READ_TOKENS = 8 * 64
+# Part of the predicted time to compute a prefix after which a lookup compares the speed of the pages
+# that have arrived with that of computing them. A disk that is too slow costs a request this much.
+PROBED = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """How long a lookup waits for pages on SSD and other nodes.
+
+    first: seconds after which it looks at the pages that have arrived. total: seconds that it waits
+    in all if these came at `slowest` seconds per token or faster.
+    """
+
+    first: float
+    total: float
+    slowest: float = math.inf
+
+    def more(self, tokens: int, seconds: float) -> float:
+        """Seconds to wait on when pages of `tokens` tokens have arrived in `seconds`; 0: computing
+        the others is faster."""
+        worth = seconds <= (tokens + PARTLY_READ_TOKENS) * self.slowest
+        return max(0.0, self.total - max(seconds, self.first)) if worth else 0.0
+
+
+# Part of the time that a lookup may wait after which it compares again, if pages arrived fast enough
+# before.
+CHECKED = 0.25
+NO_PATIENCE = Patience(0.0, 0.0)
 
 
 class _Rate:
@@ -42,7 +73,7 @@ class LoadPolicy:
     Both are taken to grow with the number of tokens, and a load starts when those in front of it
     have ended. The time per token is measured in this engine:
     that of computing, that of loading from host memory, and that in which pages arrive there from
-    SSD and other nodes. Until they are known every prefix is loaded.
+    SSD and other nodes. Until the first two are known every prefix is loaded.
     """
 
     def __init__(self, random_value: Callable[[], float] = random.random) -> None:
@@ -53,10 +84,10 @@ class LoadPolicy:
         """A load of `tokens` tokens took `seconds` from its start to the last byte."""
         self._load.add(tokens, seconds)
 
-    def arrived(self, tokens: int, seconds: float) -> None:
+    def arrived(self, tokens: int, seconds: float, late: bool) -> None:
         """A lookup waited `seconds` for pages on SSD and other nodes; those of `tokens` tokens
-        arrived."""
-        self._arrival.add(max(tokens, NOTHING_ARRIVED_TOKENS), seconds)
+        arrived. late: others did not."""
+        self._arrival.add(tokens + PARTLY_READ_TOKENS * late, seconds)
 
     def computed(self, tokens: int, seconds: float) -> None:
         """A step that computed `tokens` tokens of prompts, and little else, took `seconds`."""
@@ -65,21 +96,32 @@ class LoadPolicy:
     def worth_loading(self, tokens: int, queued_tokens: int = 0) -> bool:
         """Whether `tokens` tokens are predicted to be loaded faster than computed. queued_tokens:
         those of loads that were started before and have not ended, which come first."""
-        return self._faster(tokens, queued_tokens, 0.0)
+        return self._faster(tokens, queued_tokens, 0.0) or self._random() < EXPLORED
 
-    def worth_waiting(self, tokens: int, queued_tokens: int = 0) -> bool:
-        """Whether the same is predicted of pages that have to arrive in host memory first."""
-        return self._faster(tokens, queued_tokens, self._arrival.value())
+    def patience(self, tokens: int, queued_tokens: int, deadline: float) -> Patience:
+        """How long to wait for `tokens` tokens whose pages have to arrive in host memory first, at
+        most `deadline` seconds."""
+        compute, arrival = self._compute.value(), self._arrival.value()
+        if compute is None:
+            return Patience(deadline, deadline)
+        # A page is worth its wait if it arrives and is loaded faster than its tokens are computed.
+        slowest = max(0.0, MARGIN * compute - (self._load.value() or 0.0))
+        total = min(deadline, tokens * slowest)
+        probe = Patience(min(total, PROBED * tokens * compute), total, slowest)
+        if arrival is None:
+            return probe
+        if self._faster(tokens, queued_tokens, arrival):
+            # The rate is looked at once more on the way, with time for the first pages.
+            return dataclasses.replace(probe, first=max(probe.first, CHECKED * total))
+        return probe if self._random() < EXPLORED else NO_PATIENCE
 
-    def _faster(self, tokens: int, queued_tokens: int, arrival: Optional[float]) -> bool:
+    def _faster(self, tokens: int, queued_tokens: int, arrival: float) -> bool:
         load, compute = self._load.value(), self._compute.value()
-        if load is None or compute is None or arrival is None:
+        if load is None or compute is None:
             return True
         # The queue moves on while pages arrive.
         seconds = tokens * load + max(tokens * arrival, queued_tokens * load)
-        if seconds <= MARGIN * tokens * compute:
-            return True
-        return self._random() < EXPLORED
+        return seconds <= MARGIN * tokens * compute
 
 
 class AlwaysLoad(LoadPolicy):
@@ -88,8 +130,8 @@ class AlwaysLoad(LoadPolicy):
     def worth_loading(self, tokens: int, queued_tokens: int = 0) -> bool:
         return True
 
-    def worth_waiting(self, tokens: int, queued_tokens: int = 0) -> bool:
-        return True
+    def patience(self, tokens: int, queued_tokens: int, deadline: float) -> Patience:
+        return Patience(deadline, deadline)
 
 
 def slower(one: Tuple[int, float], other: Tuple[int, float]) -> Tuple[int, float]:

@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tupl
 from crumb.vllm._jobs import PAGE_TOKENS, BlockLayout, LoadJob, StoreJob
 from crumb.vllm._keys import NO_EXTRA, Adapters, RoundedPages, page_extras
 from crumb.vllm._lookups import Found, Lease, Lookup, Lookups, Opening, PageStore, Wanted
+from crumb.vllm._policy import NO_PATIENCE, Patience
 
 # Tokens at the end of a prompt that are recomputed even if their pages are stored as INT2: the
 # recent window, which attention reads in BF16. Exact pages (BF16) need one token to be computed,
@@ -40,9 +41,9 @@ class Policy(Protocol):
 
     def worth_loading(self, tokens: int, queued_tokens: int) -> bool: ...
 
-    def worth_waiting(self, tokens: int, queued_tokens: int) -> bool: ...
+    def patience(self, tokens: int, queued_tokens: int, deadline: float) -> Patience: ...
 
-    def arrived(self, tokens: int, seconds: float) -> None: ...
+    def arrived(self, tokens: int, seconds: float, late: bool) -> None: ...
 
 
 @dataclasses.dataclass
@@ -164,14 +165,14 @@ class Requests:
         tokens, queued = most - computed_tokens, sum(self._loading.values())
         tracked.wanted = (computed_tokens % PAGE_TOKENS == 0 and
                           self._policy.worth_loading(tokens, queued))
-        waits = tracked.wanted and self._policy.worth_waiting(tokens, queued)
+        patience = (self._policy.patience(tokens, queued, self._deadline) if tracked.wanted else
+                    NO_PATIENCE)
         # All pages of the prompt are looked up, those that are not worth loading and those behind
         # the last one to load, too: pages that exist need not be stored again.
         known, pages = len(tracked.keys), tracked.request.num_tokens // PAGE_TOKENS
         ids, extra, parent = self._unhashed(tracked, max(known, pages))
         return self._lookups.start(Wanted(
-            tracked.opening, tracked.keys[:pages], parent, ids, extra,
-            self._deadline if waits else 0.0))
+            tracked.opening, tracked.keys[:pages], parent, ids, extra, patience))
 
     def _take_found(self, tracked: _Tracked, computed_tokens: int, most: int) -> int:
         """Keeps the result of a lookup that has ended; returns the tokens to load."""
@@ -198,8 +199,9 @@ class Requests:
             tracked.keys = found.keys
         lease = found.lease
         tracked.stored_pages = max(tracked.stored_pages, lease.pages)
-        if found.waited_seconds is not None and (lease.arrived_pages > 0 or lease.late):
-            self._policy.arrived(lease.arrived_pages * PAGE_TOKENS, found.waited_seconds)
+        if found.waited_seconds is not None and (found.arrived_pages > 0 or lease.late):
+            self._policy.arrived(found.arrived_pages * PAGE_TOKENS, found.waited_seconds,
+                                 lease.late)
 
     def allocated(self, request: Any, groups: Sequence[Sequence[int]],
                   external_tokens: int) -> None:
