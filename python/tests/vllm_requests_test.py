@@ -5,7 +5,7 @@
 import types
 import unittest
 
-from vllm_requests_support import (FakeLease, FakePolicy, SECONDS, Request, RequestsCase,
+from vllm_requests_support import (FakeLease, FakePolicy, SECONDS, Request, RequestsCase, jobs,
                                    requests, step)
 
 
@@ -276,6 +276,39 @@ class RequestsTest(RequestsCase):
         self.assertEqual([(j.first_page, len(j.keys)) for j in again], [(4, 6)])
         self.assertEqual(again[0].blocks, tuple(blocks))
         tracker.finished("a")
+
+
+class BlocksBeingStoredTest(unittest.TestCase):
+    """Blocks of 16 tokens, four in a page."""
+
+    def setUp(self):
+        self.blocks = jobs.BlocksBeingStored(jobs.BlockLayout(16))
+
+    def store(self, blocks, first_page=0):
+        return jobs.StoreJob("a", b"", (b"",), first_page, b"", tuple(blocks), False)
+
+    def load(self, blocks, first_page=0):
+        return jobs.LoadJob("b", b"", (b"",), first_page, tuple(blocks))
+
+    def behind(self, new=(), cached=(), resumed=(), loads=(), stores=()):
+        return self.blocks.next_step(step(new, cached, resumed), loads, stores)[1]
+
+    def test_a_step_that_receives_such_blocks_waits_for_their_latest_store(self):
+        self.assertEqual(self.behind(new=[("a", range(8), 0, 128)],
+                                     stores=[self.store(range(4)), self.store(range(8), 1)]), 0)
+        self.assertEqual(self.behind(cached=[("a", [8], 128, 1)]), 0)
+        self.assertEqual(self.behind(cached=[("a", None, 129, 1)],
+                                     stores=[self.store(range(12), 2)]), 0)
+        self.assertEqual(self.behind(new=[("b", [20, 3], 0, 32)]), 1)
+        self.assertEqual(self.behind(cached=[("b", [9], 32, 1)]), 3)
+        self.assertEqual(self.behind(cached=[("b", [9, 3], 33, 1)]), 0)  # it has waited
+
+    def test_hits_are_only_read_and_loads_write(self):
+        self.behind(stores=[self.store(range(8))])
+        self.assertEqual(self.behind(new=[("b", [*range(4), 20], 64, 10)]), 0)
+        self.assertEqual(self.behind(cached=[("c", [4, 21], 16, 10)], resumed=["c"]), 0)
+        self.assertEqual(self.behind(loads=[self.load([4, 5, 6, 7, 1], 1)]), 1)
+        self.assertEqual(self.behind(cached=[("c", [2, 7], 16, 10)], resumed=["c"]), 1)
 
 
 if __name__ == "__main__":

@@ -78,12 +78,20 @@ class FakeStreams:
     """Streams on which work takes `took` seconds."""
 
     def __init__(self, calls, took=0.0):
-        self.calls, self.took = calls, took
+        self.calls, self.took, self.marks, self.stored = calls, took, 0, False
         self.may_load = threading.Event()
         self.may_load.set()
 
-    def compute(self):
+    def begin_store(self):
+        self.calls.append("begin store")
         return 11
+
+    def mark_stores(self):
+        self.marks += 1
+        return types.SimpleNamespace(name=f"stores {self.marks}", query=lambda: self.stored)
+
+    def wait_for(self, point):
+        self.calls.append(("wait for", point.name))
 
     def mark(self):
         return "mark"
@@ -129,10 +137,32 @@ class PageMoverTest(unittest.TestCase):
                          [(5, 64, b"parent"), (69, 64, b"68"), (133, 22, b"132")])
         self.assertEqual({(blocks, over) for _, _, _, blocks, over in transfer.stores},
                          {((3, 4, 5), True)})
-        self.assertEqual(transfer.calls, [("enqueue", 11), ("finish",), "close"] * 3)
+        self.assertEqual(transfer.calls,
+                         ["begin store", *[("enqueue", 11), ("finish",), "close"] * 3])
         moved = mover.take_moved()
         self.assertEqual((moved.stored_pages, moved.refused_stores), (150, 0))
         self.assertEqual(mover.take_refused(), [])
+
+    def test_a_step_waits_for_stores_that_may_still_read_its_blocks(self):
+        transfer = FakeTransfer()
+        streams = FakeStreams(transfer.calls)
+        mover = self.make(transfer, streams)
+
+        def waits(step):
+            transfer.calls.clear()
+            mover.wait_for_stores(step)
+            return transfer.calls
+
+        for step in (3, 5, 8):
+            mover.store([store_job(0, 1)], step)
+        mover.store([], 9)
+        self.assertEqual(waits(3), [("wait for", "stores 1")])
+        self.assertEqual(waits(4), [("wait for", "stores 2")])  # step 4 stored nothing
+        self.assertEqual(waits(8), [("wait for", "stores 3")])
+        self.assertEqual(waits(9), [])
+        streams.stored = True
+        mover.store([store_job(0, 1)], 12)  # those before have ended
+        self.assertEqual(waits(5), [("wait for", "stores 4")])
 
     def test_pages_without_memory_are_named_and_the_others_stored(self):
         transfer = FakeTransfer(room=100)

@@ -10,7 +10,7 @@ from typing import Any, Deque, Tuple
 
 
 class DeviceStreams:
-    """The streams of one device: vLLM's, on which steps run, and one for loads."""
+    """The streams of one device: vLLM's, on which steps run, one for loads and one for stores."""
 
     def __init__(self, device: int) -> None:
         import torch
@@ -19,10 +19,23 @@ class DeviceStreams:
         # Kernels of waiting loads start before those of the step: they are few and short, and a
         # request waits for them.
         self._loads = torch.cuda.Stream(device, priority=-1)
+        self._stores = torch.cuda.Stream(device)
 
-    def compute(self) -> int:
-        """The current stream, a cudaStream_t."""
-        return int(self._cuda.current_stream(self._device).cuda_stream)
+    def begin_store(self) -> int:
+        """Lets the stream for stores wait for the work that is enqueued on the current stream so
+        far; returns it, a cudaStream_t."""
+        self._stores.wait_event(self.mark())
+        return int(self._stores.cuda_stream)
+
+    def mark_stores(self) -> Any:
+        """The point behind the stores that are enqueued so far: they have read their blocks."""
+        event = self._cuda.Event()
+        event.record(self._stores)
+        return event
+
+    def wait_for(self, point: Any) -> None:
+        """Lets the current stream wait for a point on another one."""
+        self._cuda.current_stream(self._device).wait_event(point)
 
     def mark(self) -> Any:
         """A point on the current stream: the work that is enqueued so far."""

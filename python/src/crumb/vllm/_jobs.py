@@ -7,7 +7,7 @@ size. This module imports neither vLLM nor the library.
 """
 
 import dataclasses
-from typing import List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 PAGE_TOKENS = 64
 
@@ -77,3 +77,51 @@ class BlockLayout:
     def pages_in(self, blocks: int) -> int:
         """Pages that a table of so many entries has room for."""
         return max(0, blocks - self.front_blocks) * self.block_tokens // PAGE_TOKENS
+
+
+class BlocksBeingStored:
+    """Finds the steps that write blocks which stores of earlier steps may still read: a request that
+    ends or is preempted gives its blocks back while its last pages are copied.
+
+    Used by the scheduler. Stores are in order, so that the number of a step says which ones are
+    meant.
+    """
+
+    def __init__(self, layout: BlockLayout) -> None:
+        self._layout = layout
+        self._step = 0
+        self._last_read: Dict[int, int] = {}  # the step of each block's latest store
+
+    def next_step(self, output: Any, loads: Sequence[LoadJob],
+                  stores: Sequence[StoreJob]) -> Tuple[int, int]:
+        """Returns the number of the step of `output` (vLLM's SchedulerOutput), and that of the last
+        step whose stores it must wait for (0: none)."""
+        self._step += 1
+        behind = 0
+        for block in self._written(output, loads):
+            behind = max(behind, self._last_read.pop(block, 0))
+        for job in stores:
+            for block in job.blocks[self._layout.first_block(job.first_page):]:
+                self._last_read[block] = self._step
+        return self._step, behind
+
+    def _written(self, output: Any, loads: Sequence[LoadJob]) -> List[int]:
+        """Blocks that the step's requests received. Those in front of their computed tokens are
+        left out: they are hits, which are only read, or were loaded."""
+        blocks: List[int] = []
+        for job in loads:
+            blocks.extend(job.blocks[self._layout.first_block(job.first_page):])
+        for new in output.scheduled_new_reqs:
+            blocks.extend(self._behind(new.block_ids, new.num_computed_tokens))
+        cached = output.scheduled_cached_reqs
+        for i, request_id in enumerate(cached.req_ids):
+            if request_id in cached.resumed_req_ids:
+                blocks.extend(self._behind(cached.new_block_ids[i] or (),
+                                           cached.num_computed_tokens[i]))
+            elif cached.new_block_ids[i]:
+                blocks.extend(self._layout.added(cached.new_block_ids[i]))
+        return blocks
+
+    def _behind(self, groups: Sequence[Sequence[int]], computed: int) -> List[int]:
+        table = self._layout.table(groups) if groups else []
+        return table[self._layout.front_blocks + computed // self._layout.block_tokens:]

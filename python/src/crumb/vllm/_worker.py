@@ -5,12 +5,13 @@
 This module does not import vLLM.
 """
 
+import collections
 import concurrent.futures
 import dataclasses
 import logging
 import threading
 import time
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Deque, Dict, List, Optional, Sequence, Set, Tuple
 
 from crumb.errors import Error, ResourceExhausted
 from crumb.transfer import Transfer
@@ -42,12 +43,13 @@ class PageMover:
     """Loads pages in the background and stores pages at once.
 
     Loads write blocks that no step reads or writes until the engine has been notified that they
-    are finished. Stores read blocks before the step that computed them is over, so that the
-    engine may give them to other requests afterwards. Thread-safe.
+    are finished. With a cache in host memory, stores read blocks before the step that computed them
+    is over, so that the engine may give them to other requests afterwards. Thread-safe.
 
-    With a cache on a GPU (`use_device`) all of this is in the order of streams: stores are enqueued
-    on the stream of the step, behind its kernels, and loads on a stream of their own, behind the
-    steps that were enqueued before them, because these may still use the blocks' former tokens.
+    With a cache on a GPU (`use_device`) both run on streams of their own beside later steps. Stores
+    begin behind the step that computed their blocks, and a step that writes blocks which a store
+    may still read waits for it (`wait_for_stores`). Loads begin behind the steps that were enqueued
+    before them, because these may still use the blocks' former tokens.
     """
 
     def __init__(self, transfer: Transfer, layout: BlockLayout, deadline: float) -> None:
@@ -66,6 +68,8 @@ class PageMover:
         self._warned: Optional[float] = None  # time of the last warning of a refused store
         self._moved = Moved()
         self._streams: Optional[DeviceStreams] = None  # unset if the cache is in host memory
+        # Numbers of steps whose stores may be under way, and the points behind these.
+        self._storing: Deque[Tuple[int, Any]] = collections.deque()
 
     def use_device(self, streams: DeviceStreams) -> None:
         """Moves pages of a cache on a GPU from now on."""
@@ -77,27 +81,27 @@ class PageMover:
         for job in jobs:
             self._loading[job.request_id] = self._loader.submit(self._load, job, behind)
 
-    def store(self, jobs: Sequence[StoreJob]) -> None:
+    def wait_for_stores(self, step: int) -> None:
+        """Lets the work that is enqueued from now on wait until the stores of the step of this
+        number, and of those before it, have read their blocks."""
+        for number, point in self._storing:
+            if number >= step and self._streams is not None:
+                self._streams.wait_for(point)
+                return
+
+    def store(self, jobs: Sequence[StoreJob], step: int = 0) -> None:
         """Reads and quantizes the pages, or enqueues that; they are published in the background.
         Pages for which there is no memory are returned by `take_refused`; a page that cannot be
-        stored otherwise is a later miss, not an error."""
-        for job in jobs:
-            begin = time.monotonic()
-            stored = 0
-            try:
-                while stored < len(job.keys):
-                    end = min(stored + STORE_PAGES, len(job.keys))
-                    self._store_pages(job, stored, end)
-                    stored = end
-            except ResourceExhausted as error:
-                self._refuse(job, stored, error)
-            except Error as error:
-                log.warning("%d pages of request %s are not stored: %s", len(job.keys) - stored,
-                            job.request_id, error)
-            with self._lock:
-                self._moved.stored_pages += stored
-                self._moved.refused_stores += stored < len(job.keys)
-                self._moved.store_seconds += time.monotonic() - begin
+        stored otherwise is a later miss, not an error. step: a number that grows from step to
+        step."""
+        if not jobs:
+            return
+        stream = self._streams.begin_store() if self._streams is not None else None
+        self._store(jobs, stream)
+        if self._streams is not None:
+            while self._storing and self._storing[0][1].query():
+                self._storing.popleft()
+            self._storing.append((step, self._streams.mark_stores()))
 
     def take_refused(self) -> List[Tuple[str, int, int]]:
         """Pages [first, end) of requests for which there was no memory since the last call."""
@@ -153,14 +157,33 @@ class PageMover:
         except Error as error:
             log.warning("pages were not published: %s", error)
 
-    def _store_pages(self, job: StoreJob, begin: int, end: int) -> None:
+    def _store(self, jobs: Sequence[StoreJob], stream: Optional[int]) -> None:
+        for job in jobs:
+            begin = time.monotonic()
+            stored = 0
+            try:
+                while stored < len(job.keys):
+                    end = min(stored + STORE_PAGES, len(job.keys))
+                    self._store_pages(job, stored, end, stream)
+                    stored = end
+            except ResourceExhausted as error:
+                self._refuse(job, stored, error)
+            except Error as error:
+                log.warning("%d pages of request %s are not stored: %s", len(job.keys) - stored,
+                            job.request_id, error)
+            with self._lock:
+                self._moved.stored_pages += stored
+                self._moved.refused_stores += stored < len(job.keys)
+                self._moved.store_seconds += time.monotonic() - begin
+
+    def _store_pages(self, job: StoreJob, begin: int, end: int, stream: Optional[int]) -> None:
         parent = job.keys[begin - 1] if begin else job.parent
         with self._transfer.store(job.keyspace, job.keys[begin:end], job.first_page + begin,
                                   job.blocks, parent, job.over_int2_prefix) as store:
-            if self._streams is None:
+            if stream is None:
                 store.layers()
             else:
-                store.enqueue(self._streams.compute())
+                store.enqueue(stream)
             store.finish()
 
     def _refuse(self, job: StoreJob, stored: int, error: Error) -> None:

@@ -19,7 +19,8 @@ from crumb.errors import InvalidArgument
 from crumb.transfer import Transfer
 from crumb.vllm import _events, _model, _native
 from crumb.vllm._device import DeviceStreams, StepTimer
-from crumb.vllm._jobs import PAGE_TOKENS, BlockLayout, LoadJob, StoreJob
+from crumb.vllm._jobs import (PAGE_TOKENS, BlockLayout, BlocksBeingStored, LoadJob,
+                              StoreJob)
 from crumb.vllm._policy import AlwaysLoad, LoadPolicy, slower
 from crumb.vllm._requests import Requests
 from crumb.vllm._worker import PageMover
@@ -44,6 +45,8 @@ class StepJobs(KVConnectorMetadata):
     stores: List[StoreJob] = dataclasses.field(default_factory=list)
     prompt_tokens: int = 0  # tokens of prompts that the step computes
     other_tokens: int = 0   # tokens of decode steps
+    number: int = 0         # the step's number, which grows
+    behind_stores: int = 0  # the step writes blocks that the stores of this earlier one may read
 
 
 @dataclasses.dataclass
@@ -115,6 +118,7 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         self._requests: Optional[Requests] = None
         self._mover: Optional[PageMover] = None
         self._events: Optional[_events.KvEvents] = None
+        self._being_stored = BlocksBeingStored(layout)
         if role == KVConnectorRole.SCHEDULER:
             if _events.enabled(vllm_config):
                 self._events = _events.KvEvents(
@@ -148,6 +152,8 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         assert self._requests is not None
         jobs = StepJobs(self._requests.loads(), self._requests.stores(scheduler_output))
+        jobs.number, jobs.behind_stores = self._being_stored.next_step(scheduler_output, jobs.loads,
+                                                                       jobs.stores)
         for new in scheduler_output.scheduled_new_reqs:
             jobs.prompt_tokens += scheduler_output.num_scheduled_tokens[new.req_id]
         jobs.other_tokens = scheduler_output.total_num_scheduled_tokens - jobs.prompt_tokens
@@ -210,6 +216,8 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         assert self._mover is not None
         jobs = self._jobs()
+        if jobs.behind_stores:
+            self._mover.wait_for_stores(jobs.behind_stores)
         self._mover.start_loads(jobs.loads)
         self._step_begin = time.monotonic()
         if self._timer is not None and _is_prefill(jobs):
@@ -232,7 +240,7 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
             self._times.computed_tokens += jobs.prompt_tokens
             self._times.compute_seconds += time.monotonic() - self._step_begin
         self._step_begin = 0.0
-        self._mover.store(jobs.stores)
+        self._mover.store(jobs.stores, jobs.number)
 
     def get_finished(self, finished_req_ids: Set[str]) -> Tuple[Optional[Set[str]],
                                                                 Optional[Set[str]]]:
