@@ -40,7 +40,7 @@ class OpenAiServer:
              "--served-model-name", "small", "--host", "127.0.0.1", "--port", str(self.port),
              "--dtype", "bfloat16", "--enforce-eager", "--enable-prompt-tokens-details",
              *map(str, flags)],
-            stdout=self.log, stderr=self.log, start_new_session=True,
+            stdout=self.log, stderr=self.log, process_group=0,
             env={**(environment or os.environ), **ENVIRONMENT})
         deadline = time.monotonic() + START_SECONDS
         while not self.healthy():
