@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
 """Times to the first token of long prompts in vLLM on a GPU, with and without Crumb:
-vllm_ttft.py [--python PYTHON] [--tokens N] [--load auto|always] [--json FILE]
+vllm_ttft.py [--python PYTHON] [--tokens N] [--load auto|always] [--by-layer] [--json FILE]
 
 Runs a model of Qwen3-4B's shapes with random weights (times do not depend on the values) in two
 engines: one without connector, one with CrumbConnector, for each format of history. Prompts are
@@ -162,7 +162,7 @@ class Bench:
         self.crumbd.start()
         given = {"socket_dir": str(self.folder), "weights": "random", "load": self.options.load,
                  "deadline": 30 if self.options.load == "always" else 0.2,
-                 "staging_bytes": 3 << 30}
+                 "staging_bytes": 3 << 30, "load_by_layer": self.options.by_layer}
         engines = {"plain": self.engine(None)}
         for history in self.options.history.split(","):
             engines[history] = self.engine({**given, "history": history})
@@ -192,6 +192,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=4, help="of the decode measurement")
     parser.add_argument("--history", default="int2,bf16", help="formats of history")
     parser.add_argument("--load", default="auto", choices=("auto", "always"))
+    parser.add_argument("--by-layer", action="store_true", help="the connector's load_by_layer")
     parser.add_argument("--cache-gib", type=float, default=8, help="KV cache of each engine")
     parser.add_argument("--commit", default="", help="name of the measured commit")
     parser.add_argument("--json", help="file for the results")

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the vLLM connector's workers move pages, without vLLM, crumbd and a device."""
 
+import contextlib
 import importlib
 import logging
 import pathlib
@@ -27,7 +28,7 @@ class Error(Exception):
 
 errors = stand_in("crumb.errors", Error=Error, Unavailable=type("Unavailable", (Error,), {}),
                   ResourceExhausted=type("ResourceExhausted", (Error,), {}))
-stand_in("crumb.transfer", Transfer=object)
+stand_in("crumb.transfer", Transfer=object, Load=object)
 stand_in("crumb", __path__=[str(SOURCES)])
 stand_in("crumb.vllm", __path__=[str(SOURCES / "vllm")])
 requests = importlib.import_module("crumb.vllm._requests")
@@ -50,13 +51,28 @@ class Handle:
         return lambda *arguments: self.calls.append((name, *arguments))
 
 
+class SlowHandle(Handle):
+    """A load that writes a layer for each release of `may_write`."""
+
+    def __init__(self, calls, pages, may_write):
+        super().__init__(calls, pages)
+        self.may_write = may_write
+
+    def layers(self, begin, end):
+        assert self.may_write.acquire(timeout=SECONDS)
+        self.calls.append(("layers", begin, end))
+
+
 class FakeTransfer:
     """Has room for `room` pages."""
+
+    layers = 4
 
     def __init__(self, room=1 << 20):
         self.room, self.stores, self.calls = room, [], []
         self.load_error = None
         self.loadable = 1 << 20
+        self.may_write = None  # loads are SlowHandles if it is set
 
     def store(self, keyspace, keys, first_page, blocks, parent, over_int2_prefix):
         if len(keys) > self.room:
@@ -68,7 +84,10 @@ class FakeTransfer:
     def load(self, lease, keys, first_page, end_page, blocks, deadline):
         if self.load_error is not None:
             raise self.load_error
-        return Handle(self.calls, min(end_page - first_page, self.loadable))
+        pages = min(end_page - first_page, self.loadable)
+        if self.may_write is not None:
+            return SlowHandle(self.calls, pages, self.may_write)
+        return Handle(self.calls, pages)
 
     def wait_published(self, timeout):
         pass
@@ -100,7 +119,11 @@ class FakeStreams:
         self.may_load.wait(SECONDS)
         self.calls.append(("begin", behind))
         return types.SimpleNamespace(stream=22, end=lambda: self.calls.append("end"),
-                                     seconds=lambda: self.took)
+                                     seconds=lambda: self.took, mark=self.mark_load)
+
+    def mark_load(self):
+        self.marks += 1
+        return types.SimpleNamespace(name=f"load {self.marks}")
 
 
 def store_job(first, pages, request_id="a"):
@@ -236,6 +259,62 @@ class PageMoverTest(unittest.TestCase):
         mover.start_loads([load_job(0, 2, "b")])
         mover._loading["b"].result(SECONDS)
         mover.wait_for_load(SECONDS)  # it has ended already
+
+    def loaded_by_layer(self, mover):
+        """The requests whose loads by layer have ended, once there are some."""
+        mover._loader.submit(lambda: None).result(SECONDS)
+        return mover.take_loaded_by_layer()
+
+    def test_a_step_goes_on_with_a_layer_while_the_next_ones_are_loaded(self):
+        transfer = FakeTransfer()
+        transfer.may_write = threading.Semaphore(0)
+        mover = self.make(transfer)
+        mover.wait_for_layer(0)  # a step without loads
+        mover.start_layer_loads([load_job(0, 2)])
+        for layer in range(transfer.layers - 1):
+            transfer.may_write.release()
+            mover.wait_for_layer(layer)
+            # The load waits for the next release, and has not ended.
+            self.assertEqual(transfer.calls, [("layers", i, i + 1) for i in range(layer + 1)])
+            self.assertEqual(mover.take_loaded_by_layer(), set())
+        transfer.may_write.release()
+        mover.wait_for_layers()
+        self.assertEqual(self.loaded_by_layer(mover), {"a"})
+        self.assertEqual(mover.take_moved().loaded_pages, 2)
+        self.assertEqual(mover.take_finished(), set())  # the engine did not give it up meanwhile
+
+    def test_on_a_device_the_stream_of_the_step_waits_for_each_layer(self):
+        transfer = FakeTransfer()
+        mover = self.make(transfer, FakeStreams(transfer.calls))
+        mover.start_layer_loads([load_job(0, 2), load_job(0, 3, "b")])
+        self.assertEqual(self.loaded_by_layer(mover), {"a", "b"})
+        self.assertEqual(transfer.calls[0], ("begin", "mark"))
+        self.assertEqual([call for call in transfer.calls if call[0] == "enqueue"],
+                         [("enqueue", 22, i, i + 1) for i in range(4) for _ in range(2)])
+        transfer.calls.clear()
+        mover.wait_for_layer(0)
+        mover.wait_for_layer(2)
+        mover.wait_for_layers()
+        mover.wait_for_layers()  # the next step has no loads
+        self.assertEqual(transfer.calls, [("wait for", f"load {i}") for i in (1, 3, 4)])
+
+    def test_a_step_over_pages_that_did_not_arrive_stores_nothing_of_the_request(self):
+        for error, loadable in ((errors.Unavailable("crumbd is away"), 0), (None, 1)):
+            transfer = FakeTransfer()
+            transfer.load_error, transfer.loadable = error, loadable
+            mover = self.make(transfer)
+            with contextlib.ExitStack() as logs:
+                if error is not None:
+                    logs.enter_context(self.assertLogs("crumb.vllm", logging.ERROR))
+                mover.start_layer_loads([load_job(0, 2)])
+                mover.wait_for_layer(3)
+                mover.wait_for_layers()
+            self.assertEqual(mover.take_failed_blocks(), set(range(100 + 4 * loadable, 108)))
+            self.assertEqual(mover.take_failed_requests(), {"a"})
+            for stored in ((), (), ("a",)):  # the second step was scheduled before the failure
+                transfer.stores.clear()
+                mover.store([store_job(0, 1), store_job(0, 1, "b")])
+                self.assertEqual(len(transfer.stores), 1 + len(stored))
 
 
 if __name__ == "__main__":

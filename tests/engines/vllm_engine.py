@@ -12,8 +12,9 @@ too, by how much each token was more likely than the next one, and "chosen", the
 tokens' probabilities. Other lines:
 
 {"batch": [[...], ...], "max_tokens": n} generates for several prompts at once and gets {"seconds":
-x, "cached": [n, ...], "tokens": [[...], ...]}; with "cancel": [i, ...] these prompts are cancelled
-after 20 steps, and have no tokens. {"score": [...]} gets the logarithms of the probabilities of
+x, "cached": [n, ...], "tokens": [[...], ...]}; with "margins": true it has "margins" and "chosen" of
+each prompt, too; with "cancel": [i, ...] these prompts are cancelled after 20 steps, and have no
+tokens. {"score": [...]} gets the logarithms of the probabilities of
 these tokens but the first as {"scores": [...]}. {"metrics": true} gets vLLM's counters as {"name":
 value} (with "disable_log_stats": false in OPTIONS). {"events": true} gets the KV events since the
 last such line (with "kv_events_config" in OPTIONS). {"distributions": [[...], ...], "to": file}
@@ -167,9 +168,13 @@ def main():
             if wanted.get("cancel"):
                 respond({"tokens": generate_some(engine, prompts, wanted)})
                 continue
-            results, seconds = generate(engine, prompts, wanted["max_tokens"])
+            results, seconds = generate(engine, prompts, wanted["max_tokens"],
+                                        logprobs=2 if wanted.get("margins") else None)
             respond({"seconds": seconds, "cached": [result.num_cached_tokens for result in results],
-                    "tokens": [list(result.outputs[0].token_ids) for result in results]})
+                    "tokens": [list(result.outputs[0].token_ids) for result in results],
+                    **({"margins": [margins(result) for result in results],
+                        "chosen": [chosen(result) for result in results]}
+                       if wanted.get("margins") else {})})
             continue
         if wanted.get("metrics"):
             respond({metric.name: metric.value for metric in engine.get_metrics()

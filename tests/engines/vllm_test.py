@@ -67,7 +67,7 @@ class VllmTest(unittest.TestCase):
         self.assertEqual(cold["tokens"], self.expected)
         self.assertEqual(writer.hit(PROMPT, 1024)["tokens"], self.expected)
 
-        reader = self.engine(folder, history="bf16")
+        reader = self.engine(folder, history="bf16", load_by_layer=True)
         warm = reader.generate(PROMPT)
         self.assertEqual(warm["cached"], 1024)
         self.assertEqual(warm["tokens"], self.expected)

@@ -54,9 +54,15 @@ class LoadSpan:
 
     def __init__(self, cuda: Any, stream: Any) -> None:
         self._begin, self._end = (cuda.Event(enable_timing=True) for _ in range(2))
-        self._stream = stream
+        self._cuda, self._stream = cuda, stream
         self.stream = int(stream.cuda_stream)
         self._begin.record(stream)
+
+    def mark(self) -> Any:
+        """A point on the stream: the copies that are enqueued so far."""
+        event = self._cuda.Event()
+        event.record(self._stream)
+        return event
 
     def end(self) -> None:
         """The work is enqueued."""

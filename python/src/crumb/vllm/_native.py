@@ -25,6 +25,8 @@ def check_supported(vllm_config: Any, extra: Any) -> None:
                               "far")
     if extra("history", "int2") != "int2":
         raise InvalidArgument("INT2 blocks have no BF16 history: leave \"history\" out")
+    if extra("load_by_layer", False):
+        raise InvalidArgument("INT2 blocks are loaded as a whole: leave \"load_by_layer\" out")
     rotation = rotation_of(vllm_config)
     if str(extra("rotation", rotation)) != rotation:
         raise InvalidArgument(

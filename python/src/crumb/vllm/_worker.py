@@ -7,6 +7,7 @@ This module does not import vLLM.
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -14,15 +15,19 @@ import time
 from typing import Any, Deque, Dict, List, Optional, Sequence, Set, Tuple
 
 from crumb.errors import Error, ResourceExhausted
-from crumb.transfer import Transfer
+from crumb.transfer import Load, Transfer
 from crumb.vllm._device import DeviceStreams
 from crumb.vllm._jobs import BlockLayout, LoadJob, StoreJob
+from crumb.vllm._layers import LayerProgress
 
 log = logging.getLogger("crumb.vllm")
 
 # Pages of one call that stores: if there is no memory for all pages of a step, the calls in front
 # are not lost with the others. A call on a GPU is some five launches.
 STORE_PAGES = 64
+# Steps of a request that are computed over pages which did not arrive: the one that loads them by
+# layer, and the one that asynchronous scheduling has prepared before the failure is known.
+FAILED_STEPS = 2
 # Seconds between two warnings of refused stores, which are tried again in every step.
 WARNING_SECONDS = 10.0
 
@@ -50,6 +55,9 @@ class PageMover:
     begin behind the step that computed their blocks, and a step that writes blocks which a store
     may still read waits for it (`wait_for_stores`). Loads begin behind the steps that were enqueued
     before them, because these may still use the blocks' former tokens.
+
+    A load by layer (`start_layer_loads`) runs beside the step that attends its rows, which waits for
+    each layer.
     """
 
     def __init__(self, transfer: Transfer, layout: BlockLayout, deadline: float) -> None:
@@ -64,6 +72,10 @@ class PageMover:
         self._failed_blocks: Set[int] = set()
         self._failed_requests: Set[str] = set()
         self._failed_loads: Set[str] = set()
+        self._loaded_by_layer: Set[str] = set()
+        self._progress: Optional[LayerProgress] = None  # unset if the step has no load by layer
+        # Requests whose load by layer has failed, and for how many steps they store nothing.
+        self._failed_by_layer: Dict[str, int] = {}
         self._refused: List[Tuple[str, int, int]] = []
         self._warned: Optional[float] = None  # time of the last warning of a refused store
         self._moved = Moved()
@@ -81,6 +93,31 @@ class PageMover:
         for job in jobs:
             self._loading[job.request_id] = self._loader.submit(self._load, job, behind)
 
+    def start_layer_loads(self, jobs: Sequence[LoadJob]) -> None:
+        """Begins to load layer by layer, for the step that begins now."""
+        if not jobs:
+            return
+        behind = self._streams.mark() if self._streams is not None else None
+        self._progress = LayerProgress()
+        self._loader.submit(self._load_by_layer, jobs, behind, self._progress)
+
+    def wait_for_layer(self, layer: int) -> None:
+        """Lets the step continue when its loads have written this layer."""
+        if self._progress is not None:
+            self._continue_behind(self._progress.wait(layer))
+
+    def wait_for_layers(self) -> None:
+        """Lets the step continue when its loads have written all layers."""
+        if self._progress is not None:
+            self._continue_behind(self._progress.wait_end())
+            self._progress = None
+
+    def take_loaded_by_layer(self) -> Set[str]:
+        """Requests whose loads by layer have ended since the last call."""
+        with self._lock:
+            loaded, self._loaded_by_layer = self._loaded_by_layer, set()
+        return loaded
+
     def wait_for_stores(self, step: int) -> None:
         """Lets the work that is enqueued from now on wait until the stores of the step of this
         number, and of those before it, have read their blocks."""
@@ -94,6 +131,11 @@ class PageMover:
         Pages for which there is no memory are returned by `take_refused`; a page that cannot be
         stored otherwise is a later miss, not an error. step: a number that grows from step to
         step."""
+        with self._lock:
+            failed = self._failed_by_layer
+            self._failed_by_layer = {name: left - 1 for name, left in failed.items() if left > 1}
+        # These steps computed over rows that did not arrive.
+        jobs = [job for job in jobs if job.request_id not in failed]
         if not jobs:
             return
         stream = self._streams.begin_store() if self._streams is not None else None
@@ -206,25 +248,70 @@ class PageMover:
         except Exception:  # pylint: disable=broad-except  # the engine waits until the load ends
             log.exception("%d pages of request %s are recomputed", wanted, job.request_id)
         with self._lock:
-            self._moved.loaded_pages += pages
-            self._moved.failed_pages += wanted - pages
-            self._moved.load_seconds += seconds
-            if pages < wanted:
-                self._failed_requests.add(job.request_id)
-                if self._layout.front is None:
-                    first = self._layout.first_block(job.first_page + pages)
-                    self._failed_blocks.update(job.blocks[first:])
-                else:
-                    self._failed_loads.add(job.request_id)
+            self._count_load(job, pages, seconds)
             self._finished.add(job.request_id)
             self._ended.notify_all()
+
+    def _count_load(self, job: LoadJob, pages: int, seconds: float) -> None:
+        """Counts a load of which `pages` pages arrived. REQUIRES: the lock is held."""
+        wanted = len(job.keys) - job.first_page
+        self._moved.loaded_pages += pages
+        self._moved.failed_pages += wanted - pages
+        self._moved.load_seconds += seconds
+        if pages == wanted:
+            return
+        self._failed_requests.add(job.request_id)
+        if self._layout.front is None:
+            first = self._layout.first_block(job.first_page + pages)
+            self._failed_blocks.update(job.blocks[first:])
+        else:
+            self._failed_loads.add(job.request_id)
+
+    def _continue_behind(self, point: Any) -> None:
+        if point is not None and self._streams is not None:
+            self._streams.wait_for(point)
+
+    def _load_by_layer(self, jobs: Sequence[LoadJob], behind: Any,
+                       progress: LayerProgress) -> None:
+        """Loads the first layer of all jobs, then the second, and so on. If any of them fails, all of
+        the step's are recomputed."""
+        begin = time.monotonic()
+        pages, loads = [0] * len(jobs), contextlib.ExitStack()
+        try:
+            opened = [loads.enter_context(self._open(job)) for job in jobs]
+            span = self._streams.begin_load(behind) if self._streams is not None else None
+            for layer in range(self._transfer.layers):
+                for load in opened:
+                    if span is None:
+                        load.layers(layer, layer + 1)
+                    else:
+                        load.enqueue(span.stream, layer, layer + 1)
+                progress.advance(None if span is None else span.mark())
+            pages = [load.pages for load in opened]
+        except Exception:  # pylint: disable=broad-except  # the step waits until the load ends
+            log.exception("pages of %d requests are recomputed", len(jobs))
+        # The step learns of failures before it stores, and before it reports.
+        seconds = (time.monotonic() - begin) / len(jobs)
+        with self._lock:
+            for job, count in zip(jobs, pages):
+                self._count_load(job, count, seconds)
+                if count < len(job.keys) - job.first_page:
+                    self._failed_by_layer[job.request_id] = FAILED_STEPS
+        progress.end()
+        loads.close()  # waits until the device has written the rows
+        with self._lock:
+            self._loaded_by_layer.update(job.request_id for job in jobs)
+            self._ended.notify_all()
+
+    def _open(self, job: LoadJob) -> Load:
+        return self._transfer.load(job.lease, job.keys, job.first_page, len(job.keys), job.blocks,
+                                   self._deadline)
 
     def _load_pages(self, job: LoadJob, behind: Any) -> Tuple[int, float]:
         """Returns how many pages were loaded, and the seconds that it took. The time in which steps
         in front of the load ran is not counted: computing the pages would wait for them, too."""
         begin = time.monotonic()
-        with self._transfer.load(job.lease, job.keys, job.first_page, len(job.keys), job.blocks,
-                                 self._deadline) as load:
+        with self._open(job) as load:
             if self._streams is None:
                 load.layers()
                 return load.pages, time.monotonic() - begin

@@ -59,6 +59,7 @@ class StepTimes(KVConnectorWorkerMetadata):
     compute_seconds: float = 0.0
     failed_requests: Tuple[str, ...] = ()
     refused: Tuple[Tuple[str, int, int], ...] = ()  # pages that were not stored
+    loaded: Tuple[str, ...] = ()  # requests whose loads by layer have ended
 
     def aggregate(self, other: "KVConnectorWorkerMetadata") -> "KVConnectorWorkerMetadata":
         assert isinstance(other, StepTimes)
@@ -68,7 +69,7 @@ class StepTimes(KVConnectorWorkerMetadata):
             *slower((self.computed_tokens, self.compute_seconds),
                     (other.computed_tokens, other.compute_seconds)),
             tuple(set(self.failed_requests) | set(other.failed_requests)),
-            tuple(set(self.refused) | set(other.refused)))
+            tuple(set(self.refused) | set(other.refused)), tuple(set(self.loaded) | set(other.loaded)))
 
 
 class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
@@ -82,7 +83,8 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
     or "always"), "after_reset" ("private": pages that are stored after vLLM reset the connector's
     cache are found by this engine only, because its weights may have changed; or "shared"),
     "staging_bytes" (on GPUs: pinned host memory of each rank for stored pages until they are
-    published; default 2 GiB).
+    published; default 2 GiB), "load_by_layer" (true: a request joins a step at once, which waits for
+    its pages layer by layer; default false: it joins a step when its pages are there).
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -132,6 +134,8 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             self._mover = PageMover(self._transfer, layout, self._deadline)
         self._staging_bytes = int(extra("staging_bytes", 0))
+        self._by_layer = bool(extra("load_by_layer", False))
+        self._layer_numbers: Dict[str, int] = {}  # layers of the cache, in order
         self._times = StepTimes()
         self._step_begin = 0.0
         self._timer: Optional[StepTimer] = None  # measures steps on a GPU
@@ -143,7 +147,11 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
                                    num_computed_tokens: int) -> Tuple[Optional[int], bool]:
         assert self._requests is not None
         tokens = self._requests.matched_tokens(request, num_computed_tokens)
-        return tokens, bool(tokens)
+        return tokens, bool(tokens) and not self._by_layer
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: Dict[str, Any]) -> bool:
+        return bool(extra_config.get("load_by_layer", False))  # steps call wait_for_layer_load
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         assert self._requests is not None
@@ -167,6 +175,8 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
             self._policy.computed(times.computed_tokens, times.compute_seconds)
             for request_id in times.failed_requests:
                 self._requests.load_failed(request_id)
+            for request_id in times.loaded:
+                self._requests.load_finished(request_id)
             for request_id, first, end in times.refused:
                 self._requests.store_refused(request_id, first, end)
         for request_id in connector_output.finished_recving or ():
@@ -208,6 +218,7 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         if device is None:
             _model.check_cpu_layout(self._model.head_dim, cache.block_tokens)
         self._transfer.use_cache(cache, self._staging_bytes)
+        self._layer_numbers = {name: number for number, name in enumerate(names)}
         if device is not None:
             self._mover.use_device(DeviceStreams(device))
             self._timer = StepTimer(device)
@@ -218,13 +229,20 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         jobs = self._jobs()
         if jobs.behind_stores:
             self._mover.wait_for_stores(jobs.behind_stores)
-        self._mover.start_loads(jobs.loads)
+        if self._by_layer:
+            self._mover.start_layer_loads(jobs.loads)
+            if forward_context.attn_metadata is None:  # a graph replays the whole step
+                self._mover.wait_for_layers()
+        else:
+            self._mover.start_loads(jobs.loads)
         self._step_begin = time.monotonic()
-        if self._timer is not None and _is_prefill(jobs):
+        if self._timer is not None and self._measures(jobs):
             self._timer.begin()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        return  # a request takes part in a step when all of its pages are there
+        assert self._mover is not None
+        if self._by_layer:
+            self._mover.wait_for_layer(self._layer_numbers[layer_name])
 
     def save_kv_layer(self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: Any,
                       **kwargs: Any) -> None:
@@ -234,12 +252,13 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._mover is not None
         jobs = self._jobs()
         if self._timer is not None:
-            if _is_prefill(jobs):
+            if self._measures(jobs):
                 self._timer.end(jobs.prompt_tokens)
-        elif _is_prefill(jobs) and self._step_begin:
+        elif self._measures(jobs) and self._step_begin:
             self._times.computed_tokens += jobs.prompt_tokens
             self._times.compute_seconds += time.monotonic() - self._step_begin
         self._step_begin = 0.0
+        self._mover.wait_for_layers()
         self._mover.store(jobs.stores, jobs.number)
 
     def get_finished(self, finished_req_ids: Set[str]) -> Tuple[Optional[Set[str]],
@@ -271,6 +290,7 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         times.load_seconds = moved.load_seconds
         times.failed_requests = tuple(self._mover.take_failed_requests())
         times.refused = tuple(self._mover.take_refused())
+        times.loaded = tuple(self._mover.take_loaded_by_layer())
         return times if times != StepTimes() else None
 
     def get_kv_connector_stats(self) -> Optional[CrumbStats]:
@@ -296,6 +316,11 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
         self._transfer.close()
         self._client.close()
 
+    def _measures(self, jobs: StepJobs) -> bool:
+        """Whether a step computes tokens of prompts and little else, so that its time is theirs."""
+        return (jobs.prompt_tokens > 4 * jobs.other_tokens and
+                not (self._by_layer and jobs.loads))
+
     def _jobs(self) -> StepJobs:
         metadata = self._connector_metadata
         return metadata if isinstance(metadata, StepJobs) else StepJobs()
@@ -304,8 +329,3 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
 def _cache_pages(kv_cache_config: Any, layout: BlockLayout) -> int:
     """Pages for which vLLM's own cache has room."""
     return int(kv_cache_config.num_blocks) * layout.block_tokens // PAGE_TOKENS + 1
-
-
-def _is_prefill(jobs: StepJobs) -> bool:
-    """Whether a step computes tokens of prompts and little else, so that its time is theirs."""
-    return jobs.prompt_tokens > 4 * jobs.other_tokens
