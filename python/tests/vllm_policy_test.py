@@ -48,7 +48,8 @@ class PolicyTest(unittest.TestCase):
 
     def test_pages_that_arrive_slowly_are_not_waited_for(self):
         for tokens, seconds, late, waits in ((1000, 0.1, False, True), (1000, 0.9, False, False),
-                                             (0, 0.6, True, False)):
+                                             (0, 0.06, True, False), (700, 0.8, True, True),
+                                             (700, 0.8, False, False)):
             chooser = self.chooser()
             self.arrive(chooser, tokens, seconds, late)
             patience = chooser.patience(1000, 0, 10.0)

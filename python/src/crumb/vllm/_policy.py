@@ -19,8 +19,10 @@ MARGIN = 0.8
 # that no longer holds is corrected.
 EXPLORED = 0.02
 # Tokens of pages that are read in part when a lookup's time ends: half of the 16 pages that crumbd
-# reads for it at once.
+# reads for it at once. They count once another page has arrived.
 PARTLY_READ_TOKENS = 8 * 64
+# Tokens that a lookup is taken to have brought if its time ended before a page arrived.
+NOTHING_ARRIVED_TOKENS = 64
 # Part of the predicted time to compute a prefix after which a lookup compares the speed of the pages
 # that have arrived with that of computing them. A disk that is too slow costs a request this much.
 PROBED = 0.02
@@ -41,7 +43,7 @@ class Patience:
     def more(self, tokens: int, seconds: float) -> float:
         """Seconds to wait on when pages of `tokens` tokens have arrived in `seconds`; 0: computing
         the others is faster."""
-        worth = seconds <= (tokens + PARTLY_READ_TOKENS) * self.slowest
+        worth = tokens > 0 and seconds <= (tokens + PARTLY_READ_TOKENS) * self.slowest
         return max(0.0, self.total - max(seconds, self.first)) if worth else 0.0
 
 
@@ -87,7 +89,8 @@ class LoadPolicy:
     def arrived(self, tokens: int, seconds: float, late: bool) -> None:
         """A lookup waited `seconds` for pages on SSD and other nodes; those of `tokens` tokens
         arrived. late: others did not."""
-        self._arrival.add(tokens + PARTLY_READ_TOKENS * late, seconds)
+        partly = PARTLY_READ_TOKENS if late and tokens > 0 else 0
+        self._arrival.add(max(tokens + partly, NOTHING_ARRIVED_TOKENS), seconds)
 
     def computed(self, tokens: int, seconds: float) -> None:
         """A step that computed `tokens` tokens of prompts, and little else, took `seconds`."""
