@@ -11,6 +11,7 @@
 #include "common/status_macros.h"
 #include "kernels/bf16.h"
 #include "kernels/fp16.h"
+#include "kernels/fp8.h"
 
 namespace crumb::calibration {
 namespace {
@@ -31,7 +32,7 @@ float Load(const std::string& dtype, const std::byte* bytes, Eigen::Index index)
   if (dtype == "F32") return LoadElement<float>(bytes, index);
   if (dtype == "BF16") return kernels::Bf16ToFloat({LoadElement<uint16_t>(bytes, index)});
   if (dtype == "F16") return kernels::Fp16ToFloat(LoadElement<uint16_t>(bytes, index));
-  return Fp8ToFloat(LoadElement<uint8_t>(bytes, index));
+  return kernels::Fp8ToFloat(LoadElement<uint8_t>(bytes, index));
 }
 
 template <typename T>
@@ -45,7 +46,7 @@ void Store(const std::string& dtype, float value, std::vector<std::byte>& out, b
   if (dtype == "F32") return Append(value, out);
   if (dtype == "BF16") return Append(kernels::Bf16FromFloat(value).bits, out);
   if (dtype == "F16") return Append(kernels::Fp16FromFloat(value, saturated), out);
-  Append(Fp8FromFloat(value), out);
+  Append(kernels::Fp8FromFloat(value), out);
 }
 
 }  // namespace
@@ -102,7 +103,7 @@ absl::StatusOr<EncodedWeight> EncodeWeight(const LinearWeight& weight) {
   bool saturated = false;
   Eigen::VectorXf scale = Eigen::VectorXf::Ones(values.rows());
   if (weight.scales > 0) {
-    scale = values.rowwise().lpNorm<Eigen::Infinity>() / kFp8Max;
+    scale = values.rowwise().lpNorm<Eigen::Infinity>() / kernels::kFp8Max;
     if (weight.scales == 1) scale.setConstant(scale.maxCoeff());
     scale = scale.cwiseMax(kScaleMin);
     for (Eigen::Index i = 0; i < weight.scales; ++i) {

@@ -31,7 +31,7 @@ extern "C" {
 #define CRUMB_API
 #endif
 
-#define CRUMB_ABI_VERSION 8
+#define CRUMB_ABI_VERSION 9
 #define CRUMB_PAGE_TOKENS 64
 #define CRUMB_KEY_BYTES 32
 
@@ -53,7 +53,7 @@ typedef int32_t crumb_code;
  * version is not higher. Version 2 added device workers, version 3 statistics and transfers,
  * version 4 transfers of caches in device memory, version 5 attention over an engine's blocks,
  * version 6 the same for blocks in device memory, version 7 transfers of an engine's blocks,
- * version 8 page keys that continue a sequence. */
+ * version 8 page keys that continue a sequence, version 9 transfers of FP8 caches. */
 CRUMB_API uint32_t crumb_abi_version(void);
 /* Returns the text of this thread's last error, or "". Valid until the thread's next call. */
 CRUMB_API const char* crumb_message(void);

@@ -30,7 +30,11 @@ typedef struct crumb_transfer_lease crumb_transfer_lease;
 typedef struct crumb_page_load crumb_page_load;
 typedef struct crumb_page_store crumb_page_store;
 
-/* The K or V rows of one layer, in BF16. Element i of the row of token t in block b and KV head h
+/* Types of the elements of an engine's rows. */
+#define CRUMB_ROWS_BF16 0
+#define CRUMB_ROWS_FP8_E4M3 1
+
+/* The K or V rows of one layer. Element i of the row of token t in block b and KV head h
  * (counted from this rank's first) is base[b * block_stride + h * head_stride + t * token_stride +
  * i * element_stride]; strides are in elements. */
 typedef struct crumb_paged_rows {
@@ -58,6 +62,14 @@ typedef struct crumb_paged_cache {
    * Beside it the transfer allocates 256 MiB of device memory, or the size of five BF16 pages if
    * that is more, and the constants of the rotation. */
   uint64_t staging_bytes;
+  /* Since version 9. The type of the elements of `k` and `v`, one of CRUMB_ROWS_*. An FP8 element
+   * stands for its value times the factor of its layer, finite and greater than 0; NULL: 1. Rows of
+   * pages are BF16: FP8 elements are rounded to BF16 when pages are stored, and BF16 elements
+   * divided by the factor to FP8 when they are loaded. An element that was stored from FP8 is
+   * loaded as it was. */
+  uint32_t element;
+  const float* k_scale; /* [layers] */
+  const float* v_scale; /* [layers] */
 } crumb_paged_cache;
 
 /* Takes the options of a worker; those about attention are not used. */

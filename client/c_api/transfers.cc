@@ -45,12 +45,14 @@ absl::Status WriteToken(const char* function, std::string_view from, void* token
   return absl::OkStatus();
 }
 
-client::PagedRows RowsOf(const crumb_paged_rows& rows) {
-  return {.base = static_cast<kernels::Bf16*>(rows.base),
+// scale: the factors of all layers, or null.
+client::PagedRows RowsOf(const crumb_paged_rows& rows, const float* scale, uint32_t layer) {
+  return {.base = rows.base,
           .block_stride = rows.block_stride,
           .head_stride = rows.head_stride,
           .token_stride = rows.token_stride,
-          .element_stride = rows.element_stride};
+          .element_stride = rows.element_stride,
+          .scale = scale == nullptr ? 1.0f : scale[layer]};
 }
 
 // Converts a number of pages to an int.
@@ -81,8 +83,14 @@ crumb_code TransferUseCache(crumb_transfer* transfer, const crumb_paged_cache* g
     client::PagedCache view;
     view.blocks = static_cast<int64_t>(std::min<uint64_t>(cache.blocks, INT64_MAX));
     view.block_tokens = IntOf(cache.block_tokens);
+    if (cache.element > CRUMB_ROWS_FP8_E4M3) {
+      return absl::InvalidArgumentError(fmt::format(
+          "crumb_transfer_use_cache: element is {}, which is none of CRUMB_ROWS_*", cache.element));
+    }
+    view.element = static_cast<client::RowElement>(cache.element);
     for (uint32_t i = 0; i < cache.layers; ++i) {
-      view.layers.push_back({.k = RowsOf(cache.k[i]), .v = RowsOf(cache.v[i])});
+      view.layers.push_back(
+          {.k = RowsOf(cache.k[i], cache.k_scale, i), .v = RowsOf(cache.v[i], cache.v_scale, i)});
     }
     if (cache.device == nullptr) return transfer->transfer->UseCache(std::move(view));
     client::DeviceCacheOptions options;

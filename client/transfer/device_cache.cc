@@ -125,7 +125,16 @@ absl::Status DeviceCache::SendAddresses(const PagedCache& cache) {
   CRUMB_RETURN_IF_ERROR(Send(addresses.data(), addresses.size() * sizeof(uint64_t), &addresses_));
   kv_.k_address = reinterpret_cast<const uint64_t*>(addresses_.get());
   kv_.v_address = kv_.k_address + geometry_.layers;
-  return absl::OkStatus();
+  if (cache.element == RowElement::kBf16) return absl::OkStatus();
+  std::vector<float> scales;
+  for (const auto& layer : cache.layers) scales.push_back(layer.k.scale);
+  for (const auto& layer : cache.layers) scales.push_back(layer.v.scale);
+  return Send(scales.data(), scales.size() * sizeof(float), &scales_);
+}
+
+const float* DeviceCache::Scales(bool value, int layer) const {
+  if (scales_.get() == 0) return nullptr;
+  return reinterpret_cast<const float*>(scales_.get()) + (value ? geometry_.layers : 0) + layer;
 }
 
 absl::Status DeviceCache::SendMeans() {
@@ -262,6 +271,8 @@ absl::Status DeviceCache::Quantize(const DeviceCopyWork& work, Pages pages,
   params.evict.status = table.status;
   params.tokens = {.sequence = table.sequence, .first_token = table.first_token};
   params.kv = KvOf(work, pages, table);
+  params.k_scale = Scales(false, work.layer_begin);
+  params.v_scale = Scales(true, work.layer_begin);
   params.workspace = reinterpret_cast<void*>(workspace_.get());
   return device_->kernels().QuantizeFrom(params, stream);
 }
@@ -357,6 +368,8 @@ absl::Status DeviceCache::Dequantize(const DeviceCopyWork& work, Pages pages,
   params.tile_head_stride = static_cast<int64_t>(geometry_.tile.bytes(format));
   params.tokens = {.sequence = table.sequence, .first_token = table.first_token};
   params.kv = KvOf(work, pages, table);
+  params.k_scale = Scales(false, work.layer_begin);
+  params.v_scale = Scales(true, work.layer_begin);
   params.k = {.rotation = constants_->rotation_k(work.layer_begin), .mean = mean(means_.k)};
   params.v = {.rotation = constants_->rotation_v(work.layer_begin), .mean = mean(means_.v)};
   params.position_block = table.position_block;

@@ -97,6 +97,8 @@ class DeviceCache {
   absl::Status AllocateLanes(int block_tokens, int launches_max, Lanes& lanes);
   absl::Status SendAddresses(const PagedCache& cache);
   absl::Status SendMeans();
+  // Returns the factors of the layers from `layer` on; null: elements are BF16.
+  const float* Scales(bool value, int layer) const;
   absl::Status Send(const void* from, size_t bytes, DeviceBuffer* to);
   // Launches every kernel of stores and loads for no page: the device loads a kernel's code with
   // its first launch, and a request would wait for that.
@@ -135,6 +137,7 @@ class DeviceCache {
   std::unique_ptr<DeviceConstants> constants_;
   ModelMeans means_;
   DeviceBuffer addresses_;     // [2, layers] of K and of V
+  DeviceBuffer scales_;        // [2, layers] factors of FP8 elements of K and of V; null: BF16
   kernels::cuda::PagedKv kv_;  // its block table is empty
   size_t lane_bytes_ = 0;
   size_t workspace_bytes_ = 0;

@@ -10,7 +10,6 @@
 namespace crumb::client {
 namespace {
 
-constexpr int64_t kElementBytes = 2;
 constexpr int64_t kRowAlignment = 16;  // bytes, of the kernels' loads and stores
 constexpr int kBlockTokensMax = 128;
 
@@ -19,24 +18,25 @@ bool SameStrides(const PagedRows& a, const PagedRows& b) {
          a.token_stride == b.token_stride && a.element_stride == b.element_stride;
 }
 
-bool Aligned(const PagedRows& rows) {
+bool Aligned(const PagedRows& rows, int64_t element_bytes) {
   return reinterpret_cast<uint64_t>(rows.base) % kRowAlignment == 0 &&
-         rows.block_stride * kElementBytes % kRowAlignment == 0 &&
-         rows.head_stride * kElementBytes % kRowAlignment == 0 &&
-         rows.token_stride * kElementBytes % kRowAlignment == 0;
+         rows.block_stride * element_bytes % kRowAlignment == 0 &&
+         rows.head_stride * element_bytes % kRowAlignment == 0 &&
+         rows.token_stride * element_bytes % kRowAlignment == 0;
 }
 
 }  // namespace
 
 absl::StatusOr<kernels::cuda::PagedKv> DeviceLayoutOf(const PagedCache& cache) {
   const PagedRows& first = cache.layers.front().k;
+  const int64_t element_bytes = cache.element == RowElement::kFp8E4m3 ? 1 : 2;
   for (const PagedCache::Layer& layer : cache.layers) {
     for (const PagedRows* rows : {&layer.k, &layer.v}) {
       if (!SameStrides(*rows, first)) {
         return absl::InvalidArgumentError(
             "in device memory K and V of all layers have the same strides");
       }
-      if (rows->element_stride != 1 || !Aligned(*rows)) {
+      if (rows->element_stride != 1 || !Aligned(*rows, element_bytes)) {
         return absl::InvalidArgumentError(
             "in device memory the elements of a row are adjacent, and rows are aligned to 16 "
             "bytes");
@@ -50,10 +50,12 @@ absl::StatusOr<kernels::cuda::PagedKv> DeviceLayoutOf(const PagedCache& cache) {
                     cache.blocks, cache.block_tokens, kBlockTokensMax));
   }
   kernels::cuda::PagedKv kv;
+  kv.element = cache.element == RowElement::kFp8E4m3 ? kernels::cuda::KvElement::kFp8E4m3
+                                                     : kernels::cuda::KvElement::kBf16;
   kv.block_tokens = cache.block_tokens;
-  kv.block_stride = first.block_stride * kElementBytes;
-  kv.token_stride = first.token_stride * kElementBytes;
-  kv.head_stride = first.head_stride * kElementBytes;
+  kv.block_stride = first.block_stride * element_bytes;
+  kv.token_stride = first.token_stride * element_bytes;
+  kv.head_stride = first.head_stride * element_bytes;
   return kv;
 }
 

@@ -39,16 +39,17 @@ class PageRows {
 struct RowBlocks {
   int block_tokens = 0;
   int head_dim = 0;
+  RowElement element = RowElement::kBf16;
 
   void Write(PageRows& rows, std::span<const int64_t> blocks, int page, int head,
              const PagedCache::Layer& to) const {
-    ScatterPage(rows.k(), block_tokens, blocks, page, head, head_dim, to.k);
-    ScatterPage(rows.v(), block_tokens, blocks, page, head, head_dim, to.v);
+    ScatterPage(rows.k(), element, block_tokens, blocks, page, head, head_dim, to.k);
+    ScatterPage(rows.v(), element, block_tokens, blocks, page, head, head_dim, to.v);
   }
   void Read(const PagedCache::Layer& from, std::span<const int64_t> blocks, int page, int head,
             PageRows& rows) const {
-    GatherPage(from.k, block_tokens, blocks, page, head, head_dim, rows.k());
-    GatherPage(from.v, block_tokens, blocks, page, head, head_dim, rows.v());
+    GatherPage(from.k, element, block_tokens, blocks, page, head, head_dim, rows.k());
+    GatherPage(from.v, element, block_tokens, blocks, page, head, head_dim, rows.v());
   }
 };
 
@@ -56,7 +57,9 @@ class PagedHostCache final : public HostCache {
  public:
   PagedHostCache(PagedCache cache, const WorkerOptions& options, const CpuBackend& backend)
       : cache_(std::move(cache)),
-        rows_({.block_tokens = cache_.block_tokens, .head_dim = options.head_dim}),
+        rows_({.block_tokens = cache_.block_tokens,
+               .head_dim = options.head_dim,
+               .element = cache_.element}),
         backend_(backend) {}
 
   absl::Status CheckBlocks(std::span<const int64_t> blocks, int first_page,
@@ -173,12 +176,12 @@ class BlockHostCache final : public HostCache {
   }
   PagedCache::Layer SinkOf(int layer) const {
     const BlockPool& pool = cache_.layers[layer];
-    PagedRows k{.base = reinterpret_cast<Bf16*>(pool.sink),
+    PagedRows k{.base = pool.sink,
                 .block_stride = pool.block_stride / static_cast<int64_t>(sizeof(Bf16)),
                 .head_stride = geometry_.tile_bytes / static_cast<int64_t>(sizeof(Bf16)),
                 .token_stride = int64_t{2} * rows_.head_dim};
     PagedRows v = k;
-    v.base += rows_.head_dim;
+    v.base = pool.sink + sizeof(Bf16) * rows_.head_dim;
     return {.k = k, .v = v};
   }
 

@@ -20,12 +20,14 @@ absl::Status CheckBlocks(const PagedCache& cache, std::span<const int64_t> block
                          int end_page);
 
 // Copies the rows of page `page` of one KV head to rows [64, head_dim].
-// REQUIRES: CheckBlocks has passed for the page.
-void GatherPage(const PagedRows& rows, int block_tokens, std::span<const int64_t> blocks, int page,
-                int head, int head_dim, kernels::Bf16* to);
+// REQUIRES: CheckCache has passed for the cache, and CheckBlocks for the page.
+void GatherPage(const PagedRows& rows, RowElement element, int block_tokens,
+                std::span<const int64_t> blocks, int page, int head, int head_dim,
+                kernels::Bf16* to);
 
 // The inverse of GatherPage.
-void ScatterPage(const kernels::Bf16* from, int block_tokens, std::span<const int64_t> blocks,
-                 int page, int head, int head_dim, const PagedRows& rows);
+void ScatterPage(const kernels::Bf16* from, RowElement element, int block_tokens,
+                 std::span<const int64_t> blocks, int page, int head, int head_dim,
+                 const PagedRows& rows);
 
 }  // namespace crumb::client

@@ -12,6 +12,7 @@ import itertools
 import random
 import subprocess
 import sys
+import types
 import unittest
 
 import crumb
@@ -170,6 +171,42 @@ class TransferTest(support.CrumbdTest):
                     self.load(self.transfer(model, read), read, keys)
                     for layer in range(MODEL.layers):
                         np.testing.assert_array_equal(read.rows(layer), written.rows(layer))
+
+    @unittest.skipIf(torch is None, "torch has FP8 tensors")
+    def test_fp8_rows_arrive_as_they_were(self):
+        """In a cache of the same type and scales, and as BF16 in one of BF16."""
+        shape = (PAGES, MODEL.kv_heads, 64, MODEL.head_dim)
+        scales = [(0.5 + layer, 0.3) for layer in range(MODEL.layers)]
+
+        def codes(seed):
+            made = torch.randint(0, 256, (MODEL.layers, 2, *shape), dtype=torch.uint8,
+                                 generator=torch.Generator().manual_seed(seed))
+            made[made & 0x7f == 0x7f] = 1  # not a number
+            return made
+
+        def view(tensors):
+            return crumb.PagedCache([tuple(crumb.PagedRows.of(tensors[layer, part],
+                                                              scale=scales[layer][part])
+                                           for part in (0, 1)) for layer in range(MODEL.layers)],
+                                    PAGES, 64)
+
+        written, same = (codes(seed).view(torch.float8_e4m3fn) for seed in (1, 2))
+        wide = torch.zeros(written.shape, dtype=torch.bfloat16)
+        table, model = list(range(PAGES)), self.model()
+        writer = self.transfer(model, None)
+        writer.use_cache(view(written))
+        keys = self.store(writer, types.SimpleNamespace(table=table))
+        for cache in (same, wide):
+            reader = self.transfer(model, None)
+            reader.use_cache(view(cache))
+            self.load(reader, types.SimpleNamespace(table=table), keys)
+        self.assertTrue(torch.equal(same.view(torch.uint8), written.view(torch.uint8)))
+        for layer, part in itertools.product(range(MODEL.layers), (0, 1)):
+            expected = (written[layer, part].float() * scales[layer][part]).bfloat16()
+            self.assertTrue(torch.equal(wide[layer, part], expected))
+        with self.assertRaises(crumb.InvalidArgument):
+            mixed = view(written).layers[:1] + view(wide).layers[1:]
+            writer.use_cache(crumb.PagedCache(mixed, PAGES, 64))
 
     def test_int2_pages_are_the_same_whatever_the_layouts(self):
         loaded = []

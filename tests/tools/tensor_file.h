@@ -65,7 +65,7 @@ struct TensorFile {
     if (dtype == "F32") {
       out.append(reinterpret_cast<const char*>(&value), sizeof(value));
     } else if (dtype == "F8_E4M3") {
-      out += static_cast<char>(calibration::Fp8FromFloat(value));
+      out += static_cast<char>(kernels::Fp8FromFloat(value));
     } else {
       bool saturated = false;
       const uint16_t bits = dtype == "BF16" ? kernels::Bf16FromFloat(value).bits

@@ -25,18 +25,24 @@ namespace crumb::client {
 
 class Device;
 
-// PagedRows describes the K or V rows of one layer in an engine's paged KV cache: BF16, in this
-// process's memory or in that of a device. Element i of the row of token t in block b and KV head h
-// is
+// RowElement is the type of the elements of an engine's rows. An FP8 element (E4M3) stands for its
+// value times PagedRows::scale. Rows of pages are BF16: FP8 elements are rounded to BF16 once when
+// they are read, and BF16 elements divided by the scale to FP8 when they are written. An element
+// that was read from FP8 is written as it was.
+enum class RowElement : uint8_t { kBf16 = 0, kFp8E4m3 = 1 };
+
+// PagedRows describes the K or V rows of one layer in an engine's paged KV cache, in this process's
+// memory or in that of a device. Element i of the row of token t in block b and KV head h is
 //     base[b * block_stride + h * head_stride + t * token_stride + i * element_stride]
 // where heads count from 0 at this rank's first. Strides are in elements, so that token-major
 // (NHD), head-major (HND), interleaved K and V, and transposed planes can all be described.
 struct PagedRows {
-  kernels::Bf16* base = nullptr;
+  void* base = nullptr;
   int64_t block_stride = 0;
   int64_t head_stride = 0;
   int64_t token_stride = 0;
   int64_t element_stride = 1;
+  float scale = 1.0f;  // factor of FP8 elements
 };
 
 // PagedCache is an engine's KV cache. Its blocks have `block_tokens` tokens each, which need not be
@@ -49,6 +55,7 @@ struct PagedCache {
   std::vector<Layer> layers;  // the layers of this rank
   int64_t blocks = 0;
   int block_tokens = 0;
+  RowElement element = RowElement::kBf16;
 };
 
 // BlockCache is the cache of an engine that attends INT2 blocks of its own pool

@@ -7,6 +7,7 @@
 #include "kernels/cuda/common/device_limits.h"
 #include "kernels/cuda/common/page_layout.cuh"
 #include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/pages/fp8_rows.cuh"
 
 // Dequantize: a block turns the K (or V) halves of one head's tiles into rows, each warp 32
 // channels of them. Masked codes are the first operand of the MMA; R' stays in the warps' registers
@@ -273,18 +274,24 @@ __device__ __forceinline__ void ExpandGroup(const Stage<T>& stage, bool value, i
   }
 }
 
+// scale: the factor of FP8 elements; not used for BF16.
 template <class T>
 __device__ __forceinline__ void StoreGroup(const PagedKv& kv, const Stage<T>& stage, uint64_t base,
-                                           int u, int lane, const float (&out)[2][8]) {
+                                           float scale, int u, int lane, const float (&out)[2][8]) {
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
     const int token = kGroupTokens * u + 8 * a + lane / 4;
     const int block = stage.block[token];
     if (block < 0) continue;
     const uint64_t row = base + block * kv.block_stride + stage.row[token] * kv.token_stride;
-    __stcs(reinterpret_cast<uint4*>(row),
-           make_uint4(ptx::PackBf16(out[a][0], out[a][1]), ptx::PackBf16(out[a][2], out[a][3]),
-                      ptx::PackBf16(out[a][4], out[a][5]), ptx::PackBf16(out[a][6], out[a][7])));
+    const uint4 rounded =
+        make_uint4(ptx::PackBf16(out[a][0], out[a][1]), ptx::PackBf16(out[a][2], out[a][3]),
+                   ptx::PackBf16(out[a][4], out[a][5]), ptx::PackBf16(out[a][6], out[a][7]));
+    if (kv.element == KvElement::kBf16) {
+      __stcs(reinterpret_cast<uint4*>(row), rounded);
+    } else {
+      __stcs(reinterpret_cast<uint2*>(row), Fp8Elements(rounded, scale));
+    }
   }
 }
 
@@ -303,6 +310,7 @@ __device__ __forceinline__ void DequantizeItems(const DequantizeParams& p, const
   }
   RotationFragments<T> rotation;
   uint64_t base = 0;
+  float scale = 1.0f;
   int64_t mean_at = -1;
   float mean[8] = {};
   int layer = -1, slot = 0;
@@ -311,7 +319,9 @@ __device__ __forceinline__ void DequantizeItems(const DequantizeParams& p, const
     if (item / work.pages != layer) {
       layer = static_cast<int>(item / work.pages);
       base = (work.value ? p.kv.v_address : p.kv.k_address)[layer] + work.head * p.kv.head_stride +
-             2 * channel;
+             (p.kv.element == KvElement::kBf16 ? 2 : 1) * channel;
+      const float* scales = work.value ? p.v_scale : p.k_scale;
+      if (scales != nullptr) scale = scales[layer];
       if constexpr (kRotated) {
         const int64_t matrix = static_cast<int64_t>(layer) * p.kv_heads + work.head;
         rotation.Load(transform.rotation + matrix * T::kDim * T::kDim, warp, lane);
@@ -341,7 +351,7 @@ __device__ __forceinline__ void DequantizeItems(const DequantizeParams& p, const
       } else {
         ExpandGroup<T>(stage, work.value, u, warp, lane, mean, out);
       }
-      StoreGroup<T>(p.kv, stage, base, u, lane, out);
+      StoreGroup<T>(p.kv, stage, base, scale, u, lane, out);
     }
     slot = (slot + 1) % kStages;
   }
@@ -401,8 +411,8 @@ void PagedKv::SetStrides(KvLayout layout, KvPlacement placement, int kv_heads, i
 bool DequantizeSupported(const TileShape& tile) { return tile.Valid() && tile.tokens == kTokens; }
 
 cudaError_t DequantizePages(const DequantizeParams& p, cudaStream_t stream) {
-  if (!DequantizeSupported(p.tile) || !p.kv.Valid() || p.kv.element != KvElement::kBf16 ||
-      p.layers < 1 || p.kv_heads < 1 || p.pages_max < 1) {
+  if (!DequantizeSupported(p.tile) || !p.kv.Valid() || p.layers < 1 || p.kv_heads < 1 ||
+      p.pages_max < 1) {
     return cudaErrorInvalidValue;
   }
   if (p.format == PageFormat::kBf16) return ScatterPages(p, stream);

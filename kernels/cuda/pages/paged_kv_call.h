@@ -73,7 +73,11 @@ struct DequantizeParams {
   int64_t tile_head_stride = 0;
 
   PageTokens tokens;
-  PagedKv kv;  // REQUIRES: element is kBf16
+  PagedKv kv;
+  // Rows of FP8 are divided by this factor of their layer after the rounding to bf16, and rounded
+  // to the nearest value of e4m3, limited to its largest. Null: 1.
+  const float* k_scale = nullptr;  // [layers]
+  const float* v_scale = nullptr;  // [layers]
   DequantizeTransform k;
   DequantizeTransform v;
   const int32_t* position_block = nullptr;  // [pages_max] index of the mean; null: 0

@@ -1,11 +1,9 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include <cuda_fp8.h>
-
 #include <algorithm>
 
 #include "kernels/cuda/common/device_limits.h"
-#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/pages/fp8_rows.cuh"
 #include "kernels/cuda/pages/pages.h"
 
 // Quantize-from: a kernel gathers the rows of an engine's pages into a scratch ring, and
@@ -34,13 +32,6 @@ struct GatherLayout {
     bytes = rows_offset + static_cast<size_t>(window_stride) * p.windows_max;
   }
 };
-
-__device__ __forceinline__ uint32_t ScaledPair(uint32_t codes, float scale) {
-  const __half2_raw x =
-      __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), __NV_E4M3);
-  const uint32_t bits = static_cast<uint32_t>(x.x) | static_cast<uint32_t>(x.y) << 16;
-  return ptx::PackBf16(ptx::LowHalf(bits) * scale, ptx::HighHalf(bits) * scale);
-}
 
 // Each thread moves 8 elements. Neighbouring threads have neighbouring channels, then heads, then
 // tokens.
@@ -79,8 +70,7 @@ __global__ void __launch_bounds__(kGatherThreads)
         const float* scales = value ? p.v_scale : p.k_scale;
         const float scale = scales != nullptr ? scales[layer] : 1.0f;
         const uint2 codes = __ldcs(reinterpret_cast<const uint2*>(row) + piece);
-        x = make_uint4(ScaledPair(codes.x & 0xffff, scale), ScaledPair(codes.x >> 16, scale),
-                       ScaledPair(codes.y & 0xffff, scale), ScaledPair(codes.y >> 16, scale));
+        x = Bf16Elements(codes, scale);
       }
     }
     char* to = workspace + layout.rows_offset + window * layout.window_stride +

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/common/device_limits.h"
+#include "kernels/cuda/pages/fp8_rows.cuh"
 #include "kernels/cuda/pages/pages.h"
 
 // Scatter: rows of BF16 tiles are copied into an engine's blocks, the inverse of quantize-from's
@@ -40,19 +41,25 @@ __global__ void __launch_bounds__(kScatterThreads)
     const uint64_t from = p.page_address[page] + layer * p.tile_layer_stride +
                           head * p.tile_head_stride + (value ? part_bytes : 0) +
                           (int64_t{token} * pieces + piece) * 16;
-    const uint64_t to = (value ? p.kv.v_address : p.kv.k_address)[layer] +
-                        block * p.kv.block_stride +
-                        (position - column * p.kv.block_tokens) * p.kv.token_stride +
-                        head * p.kv.head_stride + piece * 16;
-    *reinterpret_cast<uint4*>(to) = __ldcs(reinterpret_cast<const uint4*>(from));
+    const uint64_t to =
+        (value ? p.kv.v_address : p.kv.k_address)[layer] + block * p.kv.block_stride +
+        (position - column * p.kv.block_tokens) * p.kv.token_stride + head * p.kv.head_stride;
+    const uint4 x = __ldcs(reinterpret_cast<const uint4*>(from));
+    if (p.kv.element == KvElement::kBf16) {
+      reinterpret_cast<uint4*>(to)[piece] = x;
+      continue;
+    }
+    const float* scales = value ? p.v_scale : p.k_scale;
+    const float scale = scales != nullptr ? scales[layer] : 1.0f;
+    reinterpret_cast<uint2*>(to)[piece] = Fp8Elements(x, scale);
   }
 }
 
 }  // namespace
 
 cudaError_t ScatterPages(const DequantizeParams& p, cudaStream_t stream) {
-  if (!DequantizeSupported(p.tile) || !p.kv.Valid() || p.kv.element != KvElement::kBf16 ||
-      p.layers < 1 || p.kv_heads < 1 || p.pages_max < 1) {
+  if (!DequantizeSupported(p.tile) || !p.kv.Valid() || p.layers < 1 || p.kv_heads < 1 ||
+      p.pages_max < 1) {
     return cudaErrorInvalidValue;
   }
   DeviceLimits limits;

@@ -102,22 +102,23 @@ def numpy_address(value: Any, writable: bool, name: str) -> int:
     return int(value.ctypes.data)
 
 
-def strided_bf16(value: Any, name: str) -> Tuple[int, Tuple[int, ...], Optional[int]]:
-    """Address and strides in elements of writable BF16 values of any strides, and the ordinal of
-    their CUDA device; None: the CPU."""
+def strided_rows(value: Any, name: str) -> Tuple[int, Tuple[int, ...], Optional[int], bool]:
+    """Address and strides in elements of writable BF16 or FP8 values of any strides, the ordinal of
+    their CUDA device (None: the CPU), and whether they are FP8."""
     if hasattr(value, "data_ptr"):
-        if (value.dtype is not sys.modules["torch"].bfloat16 or
-                not (value.is_cpu or value.is_cuda)):
-            raise InvalidArgument(f"{name} is bfloat16 on the CPU or a CUDA device, not "
-                                  f"{value.dtype} on {value.device}")
+        torch = sys.modules["torch"]
+        fp8 = value.dtype is torch.float8_e4m3fn
+        if not (fp8 or value.dtype is torch.bfloat16) or not (value.is_cpu or value.is_cuda):
+            raise InvalidArgument(f"{name} is bfloat16 or float8_e4m3fn on the CPU or a CUDA "
+                                  f"device, not {value.dtype} on {value.device}")
         return (value.data_ptr(), tuple(value.stride()),
-                value.device.index if value.is_cuda else None)
+                value.device.index if value.is_cuda else None, fp8)
     if not is_numpy(value) or not _is_numpy_bf16(value.dtype) or not value.flags.writeable:
         raise InvalidArgument(f"{name} is a torch tensor, or a writable numpy array of uint16 "
                               "(bits of BF16) or ml_dtypes.bfloat16; this is a "
                               f"{type(value).__name__}")
     return (int(value.ctypes.data),
-            tuple(stride // value.itemsize for stride in value.strides), None)
+            tuple(stride // value.itemsize for stride in value.strides), None, False)
 
 
 def is_numpy(value: Any) -> bool:

@@ -24,10 +24,14 @@ from crumb.worker import (Model, Rank, WorkerSettings, lead_token_bytes, read_co
 
 @dataclasses.dataclass(frozen=True)
 class PagedRows:
-    """K or V of one layer in a paged cache of BF16 rows, in host memory or on a CUDA device.
+    """K or V of one layer in a paged cache, in host memory or on a CUDA device.
 
-    Element i of the row of token t in block b and KV head h lies at address + 2 * (b * block +
-    h * head + t * token + i * element) bytes: strides are elements.
+    Element i of the row of token t in block b and KV head h lies at address + s * (b * block +
+    h * head + t * token + i * element) bytes, where s is 2 for BF16 and 1 for FP8: strides are
+    elements.
+
+    scale: the factor of FP8 elements (E4M3); None: elements are BF16. Rows of pages are BF16; an FP8
+    element that was stored is loaded as it was.
 
     extents: blocks, heads, tokens of a block and elements of a row, which `Transfer.use_cache`
     compares with the cache and the model; None: not known, nothing is compared. owner: kept alive
@@ -43,22 +47,24 @@ class PagedRows:
     extents: Optional[Tuple[int, int, int, int]] = None
     owner: Any = dataclasses.field(default=None, repr=False, compare=False)
     device: Optional[int] = None
+    scale: Optional[float] = None
 
     @classmethod
-    def of(cls, tensor: Any, dims: str = "bhtd") -> "PagedRows":
-        """Rows of a torch tensor or of a writable numpy array, BF16, of any strides.
+    def of(cls, tensor: Any, dims: str = "bhtd", scale: float = 1.0) -> "PagedRows":
+        """Rows of a torch tensor, BF16 or FP8 (float8_e4m3fn), or of a writable numpy array, BF16, of
+        any strides. scale: the factor of FP8 elements.
 
         dims: which of block (b), head (h), token (t) and element (d) each dimension is. The tensor
         may be a view of a larger one. On a CUDA device, K and V of all layers must have the same
         strides, the elements of a row must be adjacent, and rows aligned to 16 bytes.
         """
-        address, strides, device = _tensors.strided_bf16(tensor, "a paged cache")
+        address, strides, device, fp8 = _tensors.strided_rows(tensor, "a paged cache")
         if sorted(dims) != sorted("bhtd") or len(dims) != len(strides):
             raise InvalidArgument(f"dims {dims!r} of a tensor with {len(strides)} dimensions")
         block, head, token, element = (strides[dims.index(name)] for name in "bhtd")
         blocks, heads, tokens, elements = (int(tensor.shape[dims.index(name)]) for name in "bhtd")
         return cls(address, block, head, token, element, (blocks, heads, tokens, elements), tensor,
-                   device)
+                   device, scale if fp8 else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +86,13 @@ class PagedCache:
         if len(devices) > 1:
             raise InvalidArgument(f"the layers of a cache are on several devices: {devices}")
         return next(iter(devices), None)
+
+    def fp8(self) -> bool:
+        """Whether rows are FP8. Raises InvalidArgument if some are and some are not."""
+        kinds = {rows.scale is not None for layer in self.layers for rows in layer}
+        if len(kinds) > 1:
+            raise InvalidArgument("some rows of a cache are FP8 and others BF16")
+        return next(iter(kinds), False)
 
 
 class Lease(Handle):
@@ -220,6 +233,12 @@ class Transfer(Handle):
                                        v=planes[1], layers=len(cache.layers),
                                        block_tokens=cache.block_tokens, blocks=cache.blocks,
                                        staging_bytes=staging_bytes)
+        if cache.fp8():
+            given.element = _abi.CRUMB_ROWS_FP8_E4M3
+            factors = [[rows.scale for rows in part if rows.scale is not None]
+                       for part in zip(*cache.layers)]
+            scales = [(ctypes.c_float * len(of_part))(*of_part) for of_part in factors]
+            given.k_scale, given.v_scale = map(ctypes.addressof, scales)
         device, ordinal = ctypes.c_void_p(), cache.device()
         try:
             if ordinal is not None:

@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "kernels/attention.h"
 #include "kernels/bf16.h"
+#include "kernels/fp8.h"
 #include "kernels/quantize.h"
 #include "tests/client/gpu/simulated_device.h"
 
@@ -212,7 +213,17 @@ void RunGather(const kernels::cuda::QuantizeFromParams& p) {
     const int layer = static_cast<int>(i / 128 / evict.kv_heads % evict.layers);
     const std::byte* from = PagedRow(p.kv, p.tokens, static_cast<int>(i * row / window), token,
                                      layer, head, i / 64 % 2 == 1);
-    if (from != nullptr) std::memcpy(rows + i * row, from, row);
+    if (from == nullptr) continue;
+    if (p.kv.element == kernels::cuda::KvElement::kBf16) {
+      std::memcpy(rows + i * row, from, row);
+      continue;
+    }
+    const float* scales = i / 64 % 2 == 1 ? p.v_scale : p.k_scale;
+    auto* const to = reinterpret_cast<Bf16*>(rows + i * row);
+    for (int64_t j = 0; j < row / 2; ++j) {
+      const float value = kernels::Fp8ToFloat(static_cast<uint8_t>(from[j]));
+      to[j] = kernels::Bf16FromFloat(value * scales[layer]);
+    }
   }
 }
 
@@ -270,7 +281,16 @@ void RunDequantize(const kernels::cuda::DequantizeParams& p) {
       const std::vector<Bf16> rows = RowsOfTile(p, page, index, tile);
       for (int row = 0; row < 128; ++row) {
         std::byte* to = PagedRow(p.kv, p.tokens, page, row % 64, layer, head, row >= 64);
-        if (to != nullptr) std::memcpy(to, &rows[row * dim], 2 * dim);
+        if (to == nullptr) continue;
+        if (p.kv.element == kernels::cuda::KvElement::kBf16) {
+          std::memcpy(to, &rows[row * dim], 2 * dim);
+          continue;
+        }
+        const float scale = (row >= 64 ? p.v_scale : p.k_scale)[layer];
+        for (int64_t j = 0; j < dim; ++j) {
+          const float value = kernels::Bf16ToFloat(rows[row * dim + j]) / scale;
+          to[j] = static_cast<std::byte>(kernels::Fp8FromFloat(value));
+        }
       }
     }
   }

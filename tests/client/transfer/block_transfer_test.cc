@@ -212,7 +212,7 @@ struct RowCache {
                   .head_stride = head_elements(),
                   .token_stride = int64_t{2} * dim};
       PagedRows v = k;
-      v.base += dim;
+      v.base = layer.data() + dim;
       cache.layers.push_back({.k = k, .v = v});
     }
     return cache;

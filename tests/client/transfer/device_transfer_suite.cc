@@ -177,9 +177,10 @@ class DeviceTransferTest : public testing::TestWithParam<CacheShape> {
     }
   }
 
-  void CompareStores(const WorkerOptions& options, int portion) {
+  void CompareStores(const WorkerOptions& options, int portion,
+                     RowElement element = RowElement::kBf16) {
     MemoryClient host_client, device_client;
-    EngineCache cache(options, GetParam(), 1);
+    EngineCache cache(options, GetParam(), 1, element);
     const auto host = OnHost(options, host_client, cache);
     Store(*host, cache, nullptr, options.layers);
     Published(*host);
@@ -212,6 +213,35 @@ class DeviceTransferTest : public testing::TestWithParam<CacheShape> {
     ExpectSameRows(got, expected, options, first_page, layers);
   }
 
+  // Loads the pages into FP8 caches on host and device, and returns the fraction of bytes that
+  // differ.
+  void CompareFp8Loads(const WorkerOptions& options, double* differ) {
+    MemoryClient client;
+    EngineCache from(options, {Layout::kHeadMajor, 64}, 3, RowElement::kFp8E4m3);
+    const auto writer = OnHost(options, client, from);
+    Store(*writer, from, nullptr, options.layers);
+    Published(*writer);
+    EngineCache expected(options, GetParam(), 4, RowElement::kFp8E4m3);
+    EngineCache got(options, GetParam(), 4, RowElement::kFp8E4m3);
+    const auto host = OnHost(options, client, expected);
+    ASSERT_TRUE(StartLoad(*host, expected, 0)->LoadLayers(0, options.layers).ok());
+    DeviceMirror mirror(*device_, got);
+    const auto on_device = OnDevice(options, client, mirror);
+    const auto load = StartLoad(*on_device, got, 0);
+    const absl::Status loaded = load->LoadLayers(0, options.layers, mirror.stream());
+    ASSERT_TRUE(loaded.ok()) << loaded;
+    ASSERT_TRUE(load->Wait().ok());
+    mirror.Download();
+    size_t bytes = 0, wrong = 0;
+    for (int layer = 0; layer < options.layers; ++layer) {
+      const auto ours = std::as_bytes(std::span(got.memory()[layer]));
+      const auto theirs = std::as_bytes(std::span(expected.memory()[layer]));
+      for (size_t i = 0; i < ours.size(); ++i) wrong += ours[i] != theirs[i];
+      bytes += ours.size();
+    }
+    *differ = static_cast<double>(wrong) / static_cast<double>(bytes);
+  }
+
   std::shared_ptr<Device> device_;
   const std::vector<int32_t> tokens_ = RandomTokens(kEngineTokens + 17, 5);
 };
@@ -222,6 +252,20 @@ TEST_P(DeviceTransferTest, StoredINT2PagesAreThoseOfTheHost) {
 
 TEST_P(DeviceTransferTest, StoredBF16PagesAreThoseOfTheHost) {
   CompareStores(Options(PageFormat::kBf16), /*portion=*/2);
+}
+
+TEST_P(DeviceTransferTest, StoredFP8RowsGiveThePagesOfTheHost) {
+  CompareStores(Options(PageFormat::kBf16), /*portion=*/2, RowElement::kFp8E4m3);
+  CompareStores(Options(PageFormat::kInt2), /*portion=*/2, RowElement::kFp8E4m3);
+}
+
+TEST_P(DeviceTransferTest, LoadedFP8RowsAreThoseOfTheHost) {
+  double differ = 1.0;
+  CompareFp8Loads(Options(PageFormat::kBf16), &differ);
+  EXPECT_EQ(differ, 0.0);
+  // Values that the platform rounds differently are next to each other.
+  CompareFp8Loads(Options(PageFormat::kInt2), &differ);
+  EXPECT_LE(differ, 0.01);
 }
 
 TEST_P(DeviceTransferTest, LoadedINT2PagesAreThoseOfTheHost) {
@@ -396,7 +440,7 @@ TEST_P(DeviceTransferOrderTest, LayoutsThatKernelsCannotReadAreRefused) {
   changed.block_tokens = 129;
   EXPECT_TRUE(refused(changed));
   changed = mirror.View();
-  changed.layers[1].v.base += 1;
+  changed.layers[1].v.base = static_cast<Bf16*>(changed.layers[1].v.base) + 1;
   EXPECT_TRUE(refused(changed));
   changed = mirror.View();
   changed.layers[1].v.token_stride *= 2;

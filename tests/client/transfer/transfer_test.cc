@@ -10,6 +10,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/bf16.h"
+#include "kernels/fp8.h"
 #include "kernels/quantize.h"
 #include "tests/client/forwarding_client.h"
 #include "tests/client/memory_client.h"
@@ -155,6 +156,57 @@ TEST_P(TransferTest, INT2PagesArriveAsTheQuantizerMakesThem) {
   for (int page = 0; page < kEnginePages; ++page) ExpectLoaded(options, from, to, page);
 }
 
+// Calls body(layer, value, head, token, element) for every element of the pages.
+template <typename Body>
+void ForEachElement(const WorkerOptions& options, const Body& body) {
+  for (int layer = 0; layer < options.layers; ++layer) {
+    for (const bool value : {false, true}) {
+      for (int head = 0; head < options.kv_heads; ++head) {
+        for (int token = 0; token < kEngineTokens; ++token) {
+          for (int i = 0; i < options.head_dim; ++i) body(layer, value, head, token, i);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(TransferTest, FP8RowsArriveInCachesOfBothTypes) {
+  const WorkerOptions options = Options(kernels::PageFormat::kBf16);
+  EngineCache from(options, GetParam(), 1, RowElement::kFp8E4m3);
+  EngineCache same(options, {Layout::kTokenMajor, 16}, 2, RowElement::kFp8E4m3);
+  EngineCache wide(options, {Layout::kHeadMajor, 64}, 3);
+  const auto writer = Open(options, &from), reader = Open(options, &same);
+  Store(*writer, from, options.layers);
+  Load(*writer, *reader, same, 0, options.layers);
+  Load(*writer, *Open(options, &wide), wide, 0, options.layers);
+  int wrong = 0;
+  ForEachElement(options, [&](int layer, bool value, int head, int token, int i) {
+    const uint8_t code = from.CodeAt(layer, value, head, token, i);
+    const float expected = kernels::Fp8ToFloat(code) * EngineCache::Scale(layer, value);
+    wrong += same.CodeAt(layer, value, head, token, i) != code;
+    wrong += wide.At(layer, value, head, token, i).bits != kernels::Bf16FromFloat(expected).bits;
+  });
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST_P(TransferTest, INT2PagesBecomeFP8RowsByOneMoreRounding) {
+  const WorkerOptions options = Options(kernels::PageFormat::kInt2);
+  EngineCache from(options, {Layout::kHeadMajor, 64}, 3, RowElement::kFp8E4m3);
+  EngineCache wide(options, {Layout::kTokenMajor, 16}, 4);
+  EngineCache to(options, GetParam(), 5, RowElement::kFp8E4m3);
+  const auto writer = Open(options, &from);
+  Store(*writer, from, options.layers);
+  Load(*writer, *Open(options, &wide), wide, 0, options.layers);
+  Load(*writer, *Open(options, &to), to, 0, options.layers);
+  int wrong = 0;
+  ForEachElement(options, [&](int layer, bool value, int head, int token, int i) {
+    const float exact = kernels::Bf16ToFloat(wide.At(layer, value, head, token, i));
+    wrong += to.CodeAt(layer, value, head, token, i) !=
+             kernels::Fp8FromFloat(exact / EngineCache::Scale(layer, value));
+  });
+  EXPECT_EQ(wrong, 0);
+}
+
 TEST_P(TransferTest, OnlyTheRequestedPagesAndLayersAreWritten) {
   const WorkerOptions options = Options(kernels::PageFormat::kInt2);
   EngineCache from(options, {Layout::kHeadMajor, 64}, 3);
@@ -195,6 +247,20 @@ TEST_F(TransferErrorsTest, ARowThatIsNotFiniteKeepsItsPageBack) {
   const std::string keyspace = writer->Keyspace(seconds(1));
   const auto keys = writer->Keys(keyspace, tokens_, {}).value();
   EXPECT_EQ(writer->Acquire(keyspace, keys, seconds(1))->pages, 2);
+}
+
+TEST_F(TransferErrorsTest, ScalesOfFP8RowsAreCheckedAndTheirNaNKeepsAPageBack) {
+  const WorkerOptions options = Options(kernels::PageFormat::kBf16);
+  EngineCache cache(options, {Layout::kHeadMajor, 64}, 3, RowElement::kFp8E4m3);
+  const auto transfer = Open(options, &cache);
+  for (const float scale : {0.0f, -1.0f, std::numeric_limits<float>::infinity(), NAN}) {
+    PagedCache changed = cache.View();
+    changed.layers[1].v.scale = scale;
+    EXPECT_TRUE(absl::IsInvalidArgument(transfer->UseCache(changed))) << scale;
+  }
+  cache.CodeAt(0, true, 0, 3 * kPageTokens + 5, 1) = 0x7f;
+  Store(*transfer, cache, options.layers);
+  EXPECT_EQ(client_.pages(), static_cast<size_t>(kEnginePages - 1));
 }
 
 TEST_F(TransferErrorsTest, PagesAreNotPublishedBeforeEveryLayerWasStored) {

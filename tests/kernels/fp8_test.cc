@@ -1,12 +1,14 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "calibration/linear_weight.h"
+#include "kernels/fp8.h"
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <random>
 
-namespace crumb::calibration {
+namespace crumb::kernels {
 namespace {
 
 TEST(Fp8Test, ValuesAreThoseOfE4m3) {
@@ -46,8 +48,16 @@ TEST(Fp8Test, RoundsToTheNearestEven) {
     EXPECT_EQ(Fp8FromFloat(x), best) << x;
     EXPECT_EQ(Fp8FromFloat(-x), best | 0x80) << x;
   }
-  EXPECT_EQ(Fp8FromFloat(1e9f), 0x7e);
+}
+
+TEST(Fp8Test, LimitsValuesAndKeepsNaN) {
+  for (const float large : {449.0f, 464.0f, 1e9f, std::numeric_limits<float>::infinity()}) {
+    EXPECT_EQ(Fp8FromFloat(large), 0x7e);
+    EXPECT_EQ(Fp8FromFloat(-large), 0xfe);
+  }
+  EXPECT_EQ(Fp8FromFloat(NAN) & 0x7f, 0x7f);
+  EXPECT_EQ(Fp8FromFloat(-0.0f), 0x80);
 }
 
 }  // namespace
-}  // namespace crumb::calibration
+}  // namespace crumb::kernels
