@@ -29,7 +29,7 @@ rm -rf build/lmcache
 mkdir -p build/lmcache
 "$python" -m venv "$venv"
 "$venv/bin/pip" --disable-pip-version-check -q install uv
-uv="$venv/bin/uv pip install -q --python $venv/bin/python"
+uv="$venv/bin/uv pip install -q --compile-bytecode --python $venv/bin/python"
 # These are the packages that LMCache imports for its serdes and its program, without those for GPUs
 # and remote stores.
 $uv "$torch" aiofile aiofiles aiohttp blake3 cachetools cryptography fastapi httptools httpx \

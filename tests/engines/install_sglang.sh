@@ -34,7 +34,7 @@ mkdir -p build/sglang
 "$python" -m venv "$venv"
 pip="$venv/bin/pip --disable-pip-version-check -q"
 $pip install uv
-uv="$venv/bin/uv pip install -q --python $venv/bin/python"
+uv="$venv/bin/uv pip install -q --compile-bytecode --python $venv/bin/python"
 $pip download --no-deps -d build/sglang/wheels "$sglang"
 # The requirements of SGLang, without packages that exist for GPUs or for other machines only, and
 # without those that serving text on a CPU does not import.

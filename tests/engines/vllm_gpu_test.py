@@ -138,7 +138,7 @@ class VllmGpuTest(unittest.TestCase):
                 if behind["cached"] == CACHED:
                     self.assertEqual(behind["tokens"], answer["tokens"])
 
-    def test_loads_by_layer_give_the_answers_of_a_hit_in_the_engines_own_cache(self):
+    def test_loads_by_layer_give_the_tokens_of_a_hit_in_the_engines_own_cache(self):
         engine = self.engines["by layer"]
         for number in range(31, 37):
             prompt = self.prompt(number)
