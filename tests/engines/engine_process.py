@@ -18,16 +18,13 @@ SKIPPED = 77
 PUBLISHED_SECONDS = 60  # bound on the time until a request's pages are hits
 
 
-def package_environment(venv, build, folder):
-    """Builds the package from a build folder, and returns the environment in which Python of a
-    virtual environment imports it. The virtual environment stays as it is."""
-    wheel = subprocess.run(["bash", ROOT / "deploy/build_wheel.sh", "--build", build,
-                            "--to", folder / "wheel"], check=True, capture_output=True, text=True,
-                           timeout=600).stdout.strip()
-    packages = folder / "packages"
-    subprocess.run([venv / "bin/pip", "--disable-pip-version-check", "install", "-q", "--no-index",
-                    "--no-deps", "--target", packages, wheel], check=True, timeout=300)
-    return {**os.environ, "PYTHONPATH": str(packages)}
+def package_environment(build, folder):
+    """Returns the environment in which Python of any virtual environment imports the package from a
+    build, by links in `folder`. python/tests/wheel_test.py tests the wheel."""
+    package = folder / "package"
+    subprocess.run([sys.executable, ROOT / "python/tools/develop.py", "--build", build, "--to",
+                    package], check=True, timeout=60)
+    return {**os.environ, "PYTHONPATH": str(package)}
 
 
 def run_tests(engine, folder, installer, options, description):

@@ -171,7 +171,7 @@ class VllmConformanceTest(unittest.TestCase):
         shutil.copytree(ROOT / "models/data/tiny-lm", cls.folder / "model")
         (cls.folder / "model/tokenizer_config.json").write_text(
             '{"tokenizer_class": "PreTrainedTokenizerFast"}')
-        cls.environment = package_environment(VENV, OPTIONS.build, cls.folder)
+        cls.environment = package_environment(OPTIONS.build, cls.folder)
         crumbd = Crumbd(pathlib.Path(OPTIONS.build) / "bin", tempfile.mkdtemp(dir=cls.folder))
         cls.addClassCleanup(crumbd.stop)
         crumbd.start()

@@ -2,11 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts, comparisons and bounds of the tests of vLLM's INT2 blocks, on the CPU and on a GPU."""
 
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
+
+from engine_process import package_environment
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TINY_LM = ROOT / "models/data/tiny-lm"
@@ -46,10 +45,7 @@ def model_folder(folder):
 
 def environment(build, folder):
     """The environment of a process that imports the package from a build, staged in `folder`."""
-    package = folder / "package"
-    subprocess.run([sys.executable, ROOT / "python/tools/develop.py", "--build", build, "--to",
-                    package], check=True)
-    return {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return {**package_environment(build, folder), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def batch_prompts(text):

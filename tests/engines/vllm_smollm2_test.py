@@ -68,7 +68,7 @@ class Smollm2Test(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.folder = pathlib.Path(folder.name)
-        cls.environment = package_environment(VENV, OPTIONS.build, cls.folder)
+        cls.environment = package_environment(OPTIONS.build, cls.folder)
         cls.model = cls.folder / "smollm2"
         gguf = next(pathlib.Path(cls.python(FIND).strip()).glob("*.gguf"))
         subprocess.run([VENV / "bin/python", "-m", "crumb.import_gguf", gguf, cls.model],

@@ -35,7 +35,7 @@ class VllmTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.folder = pathlib.Path(folder.name)
-        cls.environment = package_environment(VENV, OPTIONS.build, cls.folder)
+        cls.environment = package_environment(OPTIONS.build, cls.folder)
         cls.model = cls.folder / "model"
         shutil.copytree(ROOT / "models/data/tiny-lm", cls.model)
         (cls.model / "tokenizer_config.json").write_text(
