@@ -6,8 +6,8 @@ vllm_native_gpu_test.py [--python PYTHON]
 
 PYTHON (default: this one) must import vLLM and crumb, a build with CUDA; exit code 77 without vLLM
 or a CUDA device. References are vLLM with its own attention, and
-crumb.transformers on the CPU with one token in a pass. One engine runs eagerly, another one with
-CUDA graphs.
+crumb.transformers on the CPU with one token in a pass. Engines run eagerly, compiled, with CUDA
+graphs, and with both.
 """
 
 import argparse
@@ -35,6 +35,10 @@ LLM_OPTIONS = {"kv_cache_memory_bytes": 256 << 20, "max_model_len": 4096,
                "gpu_memory_utilization": 0.1,  # checked at the start only
                "max_num_batched_tokens": 2048, "max_num_seqs": 16}
 CUSTOM = {**LLM_OPTIONS, **cases.CUSTOM}
+# By default vLLM compiles the model and replays graphs. These do one of both.
+COMPILED = {"enforce_eager": False, "compilation_config": {"cudagraph_mode": "NONE"}}
+GRAPHS = {"enforce_eager": False,
+          "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
 
 
 class VllmNativeGpuTest(unittest.TestCase):
@@ -45,6 +49,8 @@ class VllmNativeGpuTest(unittest.TestCase):
         cls.model = cases.model_folder(folder.name)
         options = {"plain": LLM_OPTIONS, "eager": CUSTOM,
                    "graphs": {**CUSTOM, "enforce_eager": False},
+                   "compiled, no graphs": {**CUSTOM, **COMPILED},
+                   "graphs alone": {**CUSTOM, **GRAPHS},
                    "small": {**LLM_OPTIONS, **cases.SMALL}}
         cls.engines = {name: Engine(OPTIONS.python, cls.model, None, given, ready=False)
                        for name, given in options.items()}  # all start at once
@@ -56,7 +62,7 @@ class VllmNativeGpuTest(unittest.TestCase):
 
     def test_layers_have_the_backend_that_the_user_chose(self):
         self.assertNotIn("CUSTOM", self.about["plain"]["attention"])
-        for name in ("eager", "graphs", "small"):
+        for name in self.engines.keys() - {"plain"}:
             self.assertEqual(self.about[name]["attention"], ["CUSTOM"], name)
 
     def test_scores_are_those_of_the_references(self):
@@ -83,16 +89,30 @@ class VllmNativeGpuTest(unittest.TestCase):
             total += len(tokens)
         print(f"{case}: {same} of {total} tokens are those of each request alone", flush=True)
 
-    def test_graphs_batches_chunks_and_preemption_change_nothing(self):
+    def test_graphs_compute_the_same_bits(self):
+        """Graphs compute the bits of the same kernels without them: alone, in a batch of a captured
+        size, and in one that is padded. A compiled model is compared with a compiled one: torch.compile rounds
+        otherwise than the eager model, which changes tokens of vLLM's own attention, too."""
+        prompts = cases.batch_prompts(TEXT)
+        prompts += [TEXT[750 + 150 * i:][:tokens] for i, tokens in enumerate((250, 640, 800))]
+        for name, other in (("eager", "graphs alone"), ("compiled, no graphs", "graphs")):
+            for batch in (prompts[:1], prompts[:5], prompts):
+                found = []
+                for engine in (self.engines[name], self.engines[other]):
+                    self.assertEqual(engine.request(reset=True), {"reset": True})
+                    made = engine.request(batch=batch, max_tokens=cases.LONG_DECODED, margins=True)
+                    found.append([made["tokens"], made["chosen"], made["margins"]])
+                self.assertEqual(*found, (name, other, len(batch)))
+
+    def test_batches_chunks_and_preemption_change_nothing(self):
         prompts = cases.batch_prompts(TEXT)
         eager = self.engines["eager"]
         alone = []
         for prompt in prompts:
             self.assertEqual(eager.request(reset=True), {"reset": True})
             alone.append(eager.request(tokens=prompt, max_tokens=cases.LONG_DECODED, margins=True))
-        for name in ("eager", "graphs"):
-            self.assertEqual(self.engines[name].request(reset=True), {"reset": True})
-            self.decoded(self.engines[name], prompts, alone, f"batch, {name}")
+        self.assertEqual(eager.request(reset=True), {"reset": True})
+        self.decoded(eager, prompts, alone, "batch")
         small = self.engines["small"]
         self.decoded(small, prompts, alone, "chunks, preemption")
         self.assertGreater(small.request(metrics=True)["vllm:num_preemptions"], 0)
