@@ -29,7 +29,7 @@ from services import Crumbd  # noqa: E402
 OPTIONS = argparse.Namespace(json=None)
 VENV = ROOT / "build/engines/venv"
 TEXT = ROOT / "docs/client.md"
-POSITIONS = range(1152, 1168)  # lengths of the prompts
+POSITIONS = range(1152, 1184, 4)  # lengths of the prompts
 GENERATED = 24
 BLOCK = 128  # tokens of a block of vLLM on the CPU
 # INT2 with the rotation that needs no data. Calibrated rotations are better: docs/quality.md.
