@@ -308,7 +308,7 @@ absl::Status DeviceCache::StoreChunk(const DeviceCopyWork& work, Pages pages, De
   CRUMB_RETURN_IF_ERROR(device_->Record(workspace_used_.get(), stream));
   CRUMB_RETURN_IF_ERROR(device_->Record(lane.filled.get(), stream));
   CRUMB_RETURN_IF_ERROR(device_->Wait(stores_.copies.get(), lane.filled.get()));
-  const absl::Status copied = quantized.ok() ? CopyOut(work, pages, lane, slot->device) : quantized;
+  absl::Status copied = quantized.ok() ? CopyOut(work, pages, lane, slot->device) : quantized;
   CRUMB_RETURN_IF_ERROR(stores_.tables->Queued(*slot, stores_.copies.get()));
   CRUMB_RETURN_IF_ERROR(device_->Record(lane.emptied.get(), stores_.copies.get()));
   return copied;
@@ -390,7 +390,7 @@ absl::Status DeviceCache::LoadChunk(const DeviceCopyWork& work, Pages pages,
   // The events include work that was enqueued before an error, too, which StoreChunk also does.
   CRUMB_RETURN_IF_ERROR(device_->Record(lane.filled.get(), loads_.copies.get()));
   CRUMB_RETURN_IF_ERROR(device_->Wait(stream, lane.filled.get()));
-  const absl::Status written = copied.ok() ? Dequantize(work, pages, slot->device, stream) : copied;
+  absl::Status written = copied.ok() ? Dequantize(work, pages, slot->device, stream) : copied;
   CRUMB_RETURN_IF_ERROR(loads_.tables->Queued(*slot, stream));
   CRUMB_RETURN_IF_ERROR(device_->Record(lane.emptied.get(), stream));
   return written;
