@@ -45,8 +45,8 @@ class IdleKernels final : public client::DeviceKernels {
   }
   absl::Status Append(const kernels::cuda::AppendParams&, DeviceStream) override { return {}; }
   absl::Status Evict(const kernels::cuda::EvictParams&, DeviceStream) override { return {}; }
-  absl::Status Plan(const kernels::cuda::DecodeShape&, const kernels::cuda::DecodeLengths&, void*,
-                    DeviceStream) override {
+  absl::Status Plan(const kernels::cuda::DecodeShape&, const kernels::cuda::DecodeLengths&, int,
+                    void*, DeviceStream) override {
     return {};
   }
   absl::Status Decode(const kernels::cuda::DecodeAttentionParams&, DeviceStream) override {

@@ -53,7 +53,8 @@ typedef int32_t crumb_code;
  * version is not higher. Version 2 added device workers, version 3 statistics and transfers,
  * version 4 transfers of caches in device memory, version 5 attention over an engine's blocks,
  * version 6 the same for blocks in device memory, version 7 transfers of an engine's blocks,
- * version 8 page keys that continue a sequence, version 9 transfers of FP8 caches. */
+ * version 8 page keys that continue a sequence, version 9 transfers of FP8 caches, sliding windows
+ * and sink logits. */
 CRUMB_API uint32_t crumb_abi_version(void);
 /* Returns the text of this thread's last error, or "". Valid until the thread's next call. */
 CRUMB_API const char* crumb_message(void);
@@ -232,6 +233,12 @@ typedef struct crumb_worker_options {
   uint32_t head_begin, head_end;     /* KV heads */
   uint32_t q_head_begin, q_head_end; /* zeros: all query heads of those KV heads */
   uint32_t publishes_nothing;        /* 1: another rank publishes the same tiles */
+  /* Since version 9. Both arrays are those of the whole model, and are copied. */
+  /* [layers] a token attends the last windows[i] positions, its own included; 0: all positions.
+   * NULL: no layer has a sliding window */
+  const uint32_t* windows;
+  /* [layers, q_heads] learned logits that join the softmax sums (attention sinks); NULL: none */
+  const float* sink_logits;
 } crumb_worker_options;
 
 /* Sets the part of a rank in `options`, whose layers, kv_heads and q_heads are the model's. Layers

@@ -3,6 +3,7 @@
 #include "crumb/worker_options.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 
@@ -35,6 +36,23 @@ absl::Status CheckPart(const WorkerOptions& options) {
                      queries.end <= own.heads.end * group;
   if (!whole && !share) {
     return Wrong("part.q_heads", "must be those of part.kv_heads, or some of those of one KV head");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckAttention(const WorkerOptions& options) {
+  const auto layers = static_cast<size_t>(options.layers);
+  if (!options.windows.empty() && options.windows.size() != layers) {
+    return Wrong("windows", "must be empty or have one entry per layer");
+  }
+  for (const int window : options.windows) {
+    if (window < 0) return Wrong("windows", "must be at least 0");
+  }
+  if (!options.sink_logits.empty() && options.sink_logits.size() != layers * options.q_heads) {
+    return Wrong("sink_logits", "must be empty or have one entry per layer and query head");
+  }
+  for (const float logit : options.sink_logits) {
+    if (!std::isfinite(logit)) return Wrong("sink_logits", "must be finite");
   }
   return absl::OkStatus();
 }
@@ -94,6 +112,21 @@ IndexRange WorkerOptions::own_q_head_range() const {
   return {static_cast<uint16_t>(heads.begin * group), static_cast<uint16_t>(heads.end * group)};
 }
 
+int WorkerOptions::own_window(int layer) const {
+  return windows.empty() ? 0 : windows[own_tiles().layers.begin + layer];
+}
+
+std::vector<float> WorkerOptions::own_sink_logits() const {
+  std::vector<float> own;
+  if (sink_logits.empty()) return own;
+  const IndexRange own_layers = own_tiles().layers, heads = own_q_head_range();
+  for (int layer = own_layers.begin; layer < own_layers.end; ++layer) {
+    const float* const logits = sink_logits.data() + int64_t{layer} * q_heads;
+    own.insert(own.end(), logits + heads.begin, logits + heads.end);
+  }
+  return own;
+}
+
 double WorkerOptions::watch_error_bound() const {
   if (watch_error_max <= 0.0f) return 0.0;
   const std::optional<double> expected = rotations.ExpectedAttentionError(own_tiles());
@@ -129,6 +162,7 @@ absl::Status WorkerOptions::Validate() const {
     return Wrong("prefill_block", "must be a multiple of 64 and hold a full window");
   }
   CRUMB_RETURN_IF_ERROR(CheckPart(*this));
+  CRUMB_RETURN_IF_ERROR(CheckAttention(*this));
   if (draft_slots < 0 || draft_slots >= kPageTokens) return Wrong("draft_slots", "must be 0 to 63");
   if (watch_windows < 1) return Wrong("watch_windows", "must be at least 1");
   if (publish_queue_max < 1) return Wrong("publish_queue_max", "must be at least 1");

@@ -51,6 +51,20 @@ absl::Status SetPart(const crumb_worker_options& given, client::RankPart& part) 
   return absl::OkStatus();
 }
 
+// Copies arrays, whose sizes the other options give.
+absl::Status SetAttention(const crumb_worker_options& given, client::WorkerOptions& options) {
+  if (given.windows == nullptr && given.sink_logits == nullptr) return absl::OkStatus();
+  CRUMB_RETURN_IF_ERROR(options.Validate());
+  const size_t layers = given.layers;
+  for (size_t i = 0; given.windows != nullptr && i < layers; ++i) {
+    options.windows.push_back(static_cast<int>(std::min<uint32_t>(given.windows[i], INT32_MAX)));
+  }
+  if (given.sink_logits != nullptr) {
+    options.sink_logits.assign(given.sink_logits, given.sink_logits + layers * given.q_heads);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<client::WorkerOptions> OptionsOf(const crumb_worker_options& given) {
@@ -78,6 +92,7 @@ absl::StatusOr<client::WorkerOptions> OptionsOf(const crumb_worker_options& give
   }
   options.parallel_for = ParallelForOf(given);
   CRUMB_RETURN_IF_ERROR(SetPart(given, options.part));
+  CRUMB_RETURN_IF_ERROR(SetAttention(given, options));
   return options;
 }
 

@@ -36,7 +36,8 @@ bool AllFinite(const Bf16* values, size_t count) {
 
 CpuBackend::CpuBackend(const WorkerOptions& options)
     : options_(options),
-      layers_(options.rotations.Expand(options.own_tiles(), options.own_q_head_range())) {}
+      layers_(options.rotations.Expand(options.own_tiles(), options.own_q_head_range())),
+      sink_logits_(options.own_sink_logits()) {}
 
 void CpuBackend::Parallel(int count, const std::function<void(int)>& body) const {
   if (options_.parallel_for && count > 1) {
@@ -192,6 +193,10 @@ kernels::AttentionParams CpuBackend::ParamsOf(const AttentionCall& call) const {
   }
   params.scale = options_.scale;
   params.soft_cap = options_.soft_cap;
+  params.window = options_.own_window(call.layer);
+  if (!sink_logits_.empty()) {
+    params.sink_logit = ItemOf(sink_logits_.data(), call.layer, options_.own_q_heads());
+  }
   return params;
 }
 

@@ -104,6 +104,7 @@ class CpuBackend {
 
   const WorkerOptions& options_;
   const std::vector<std::shared_ptr<const RotationSet::Layer>> layers_;
+  const std::vector<float> sink_logits_;  // [layers, q_heads], or empty
   mutable ScratchPool scratch_;
 };
 

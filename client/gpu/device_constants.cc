@@ -36,16 +36,23 @@ class DeviceConstants::Uploader {
   absl::Status Send(const std::function<const float*(const Layer&)>& of, size_t elements,
                     Array* array, size_t piece = 1, int copies = 1) {
     if (of(*layers_.front()) == nullptr) return absl::OkStatus();
-    std::vector<float>& all = sent_.emplace_back();
+    std::vector<float> all;
     for (const auto& layer : layers_) {
       const float* from = of(*layer);
       for (size_t at = 0; at < elements; at += piece) {
         for (int i = 0; i < copies; ++i) all.insert(all.end(), from + at, from + at + piece);
       }
     }
+    return Send(std::move(all), elements * copies, array);
+  }
+
+  // Copies `values`, [layers, elements]; an empty vector leaves the array empty.
+  absl::Status Send(std::vector<float> values, size_t elements, Array* array) {
+    if (values.empty()) return absl::OkStatus();
+    const std::vector<float>& all = sent_.emplace_back(std::move(values));
     const size_t bytes = all.size() * sizeof(float);
     CRUMB_ASSIGN_OR_RETURN(array->memory, NewDeviceBuffer(device_, bytes));
-    array->elements = elements * copies;
+    array->elements = elements;
     const DeviceCopy copy{array->memory.get(), reinterpret_cast<uint64_t>(all.data()), bytes};
     return device_.ToDevice({&copy, 1}, stream_.get());
   }
@@ -112,6 +119,8 @@ absl::StatusOr<std::unique_ptr<DeviceConstants>> DeviceConstants::Upload(
   CRUMB_RETURN_IF_ERROR(uploader.Send(mean_v, vector, &c.spread_mean_v_, options.head_dim, blocks));
   CRUMB_RETURN_IF_ERROR(
       uploader.Send([](const Layer& l) { return l.shift(); }, options.own_q_heads(), &c.shift_));
+  CRUMB_RETURN_IF_ERROR(
+      uploader.Send(options.own_sink_logits(), options.own_q_heads(), &c.sink_logits_));
   c.evict_k_ = {.mean = At(c.rotated_mean_k_, 0), .clip = options.clip_k};
   c.evict_v_ = {.mean = At(c.spread_mean_v_, 0), .clip = options.clip_v};
   CRUMB_ASSIGN_OR_RETURN(c.evict_k_.rotation, uploader.Prepare(c.rotation_k_, &c.prepared_k_));

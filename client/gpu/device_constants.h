@@ -11,8 +11,8 @@
 
 namespace crumb::client {
 
-// DeviceConstants holds a rank's rotations, means, feedback and shifts in device memory, in the
-// layout that the kernels read. Immutable.
+// DeviceConstants holds a rank's rotations, means, feedback, shifts and sink logits in device
+// memory, in the layout that the kernels read. Immutable.
 class DeviceConstants {
  public:
   // Blocks until all constants are copied. `device` is borrowed.
@@ -25,6 +25,7 @@ class DeviceConstants {
   const float* mean_k_columns(int layer) const { return At(mean_k_columns_, layer); }
   const float* mean_v(int layer) const { return At(mean_v_, layer); }
   const float* shift(int layer) const { return At(shift_, layer); }
+  const float* sink_logits(int layer) const { return At(sink_logits_, layer); }
 
   const kernels::cuda::EvictTransform& evict_k() const { return evict_k_; }
   const kernels::cuda::EvictTransform& evict_v() const { return evict_v_; }
@@ -42,7 +43,7 @@ class DeviceConstants {
     return reinterpret_cast<const float*>(array.memory.get()) + array.elements * layer;
   }
 
-  Array rotation_k_, rotation_v_, mean_k_columns_, mean_v_, shift_;
+  Array rotation_k_, rotation_v_, mean_k_columns_, mean_v_, shift_, sink_logits_;
   Array rotated_mean_k_, spread_mean_v_;
   DeviceBuffer prepared_k_, prepared_v_, feedback_k_, feedback_v_;
   kernels::cuda::EvictTransform evict_k_, evict_v_;

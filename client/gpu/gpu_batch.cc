@@ -48,9 +48,10 @@ absl::Status GpuBatch::Allocate() {
                                                      parts_.device_options.passes_in_flight));
   CRUMB_ASSIGN_OR_RETURN(evictor_, WindowEvictor::Create(parts_, timeline_, options_.sequences));
   DeviceKernels& kernels = device.kernels();
-  const size_t plan = prompt() ? 0 : kernels.PlanBytes(DecodeShape());
   const size_t workspace = prompt() ? 0 : kernels.DecodeWorkspaceBytes(DecodeShape());
-  CRUMB_ASSIGN_OR_RETURN(plan_, NewDeviceBuffer(device, plan));
+  if (!prompt()) {
+    CRUMB_ASSIGN_OR_RETURN(plans_, DecodePlans::Create(device, parts_.options, DecodeShape()));
+  }
   CRUMB_ASSIGN_OR_RETURN(workspace_, NewDeviceBuffer(device, workspace));
   if (workspace > 0) {
     CRUMB_RETURN_IF_ERROR(device.Clear(workspace_.get(), workspace, options_.stream));
@@ -333,8 +334,7 @@ absl::Status GpuBatch::FillTables(uint64_t pass) {
 absl::Status GpuBatch::Start() {
   if (prompt()) return absl::OkStatus();
   CRUMB_RETURN_IF_ERROR(evictor_->Launch());
-  return parts_.device.kernels().Plan(DecodeShape(), tables_->lengths(),
-                                      reinterpret_cast<void*>(plan_.get()), options_.stream);
+  return plans_.Enqueue(parts_.device, tables_->lengths(), options_.stream);
 }
 
 absl::Status GpuBatch::CheckTokens(std::span<const std::span<const int32_t>> tokens) const {

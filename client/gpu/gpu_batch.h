@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/gpu/decode_plans.h"
 #include "client/gpu/device/timeline.h"
 #include "client/gpu/gpu_sequence.h"
 #include "client/gpu/gpu_worker_parts.h"
@@ -91,7 +92,7 @@ class GpuBatch final : public DeviceBatch {
   std::shared_ptr<Timeline> timeline_;
   std::unique_ptr<PassTables> tables_;
   std::unique_ptr<WindowEvictor> evictor_;
-  DeviceBuffer plan_;
+  DecodePlans plans_;
   DeviceBuffer workspace_;
   DeviceBuffer offsets_;                  // q . mu_k of one layer
   DeviceBuffer held_;                     // queries of a decode pass for `sample_`, or empty

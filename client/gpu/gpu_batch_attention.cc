@@ -96,7 +96,7 @@ absl::Status GpuBatch::Attend(int layer, const void* q, void* out) {
   params.lengths = tables_->lengths();
   params.q = q;
   params.out = out;
-  params.plan = reinterpret_cast<const void*>(plan_.get());
+  params.plan = plans_.Of(params.window);
   params.workspace = reinterpret_cast<void*>(workspace_.get());
   return parts_.device.kernels().Decode(params, options_.stream);
 }
@@ -121,6 +121,8 @@ void GpuBatch::SetInputs(int layer, const float* offsets,
   params->shift = parts_.constants.shift(layer);
   params->scale = parts_.options.scale;
   params->soft_cap = parts_.options.soft_cap;
+  params->window = parts_.options.own_window(layer);
+  params->sink_logit = parts_.constants.sink_logits(layer);
 }
 
 absl::Status GpuBatch::AttendPrompt(int layer, const void* q, void* out) {

@@ -99,7 +99,8 @@ absl::Status GpuBlockAttention::AllocateDecode(DeviceStream stream) {
                       "channels",
                       options_.own_q_heads(), options_.own_kv_heads(), options_.head_dim));
     }
-    CRUMB_ASSIGN_OR_RETURN(size.plan, NewBuffer(device_.kernels().PlanBytes(size.shape)));
+    CRUMB_ASSIGN_OR_RETURN(size.plans, DecodePlans::Create(device_, options_, size.shape));
+    device_bytes_ += size.plans.bytes();
     const size_t bytes = device_.kernels().DecodeWorkspaceBytes(size.shape);
     CRUMB_ASSIGN_OR_RETURN(size.workspace, NewBuffer(bytes));
     CRUMB_RETURN_IF_ERROR(device_.Clear(size.workspace.get(), bytes, stream));
@@ -220,8 +221,7 @@ absl::Status GpuBlockAttention::Prepare(const BlockPool& pool, const BlockBatch&
 absl::Status GpuBlockAttention::Enqueue(const BlockPool& pool, DeviceStream stream) {
   CRUMB_RETURN_IF_ERROR(device_.kernels().PlanBlocks(PlanOf(pool), stream));
   if (size_ == nullptr) return absl::OkStatus();
-  return device_.kernels().Plan(size_->shape, LengthsOfDecode(),
-                                reinterpret_cast<void*>(size_->plan.get()), stream);
+  return size_->plans.Enqueue(device_, LengthsOfDecode(), stream);
 }
 
 absl::Status GpuBlockAttention::TakeFault() {

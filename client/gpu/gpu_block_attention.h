@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "client/gpu/decode_plans.h"
 #include "client/gpu/device/device.h"
 #include "client/gpu/device/owned.h"
 #include "client/gpu/device_constants.h"
@@ -36,7 +37,8 @@ class GpuBlockAttention final : public DeviceBlockAttention {
   // it for one shape only, so that each shape has its own.
   struct DecodeSize {
     kernels::cuda::DecodeShape shape;
-    DeviceBuffer plan, workspace;
+    DecodePlans plans;
+    DeviceBuffer workspace;
   };
 
   absl::StatusOr<DeviceBuffer> NewBuffer(size_t bytes);

@@ -143,6 +143,8 @@ void GpuBlockAttention::SetInputs(int layer, const BlockPool& pool, const FreshR
   params->shift = constants_->shift(layer);
   params->scale = options_.scale;
   params->soft_cap = options_.soft_cap;
+  params->window = options_.own_window(layer);
+  params->sink_logit = constants_->sink_logits(layer);
 }
 
 absl::Status GpuBlockAttention::Decode(int layer, const BlockPool& pool, const FreshRows& rows,
@@ -151,7 +153,7 @@ absl::Status GpuBlockAttention::Decode(int layer, const BlockPool& pool, const F
   SetInputs(layer, pool, rows, offsets, 0, &params);
   params.shape = size_->shape;
   params.lengths = LengthsOfDecode();
-  params.plan = reinterpret_cast<const void*>(size_->plan.get());
+  params.plan = size_->plans.Of(params.window);
   params.workspace = reinterpret_cast<void*>(size_->workspace.get());
   return device_.kernels().Decode(params, stream);
 }

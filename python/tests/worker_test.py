@@ -157,6 +157,33 @@ class WorkerTest(support.CrumbdTest):
                 outputs = [run_pass(s, Buffers(), 3, [4]) for s in (sequence, other)]
             self.assertEqual(outputs[0], outputs[1])
 
+    def test_windows_and_sink_logits_of_each_layer(self):
+        # In layer 0 a token attends itself only. In layer 1 the sink outweighs all keys of two
+        # query heads.
+        settings = crumb.WorkerSettings(windows=[1, 0],
+                                        sink_logits=[[-100.0] * 4, [-100.0, 100.0] * 2])
+        worker = crumb.Worker(None, support.MODEL, settings=settings)
+        ids, outputs = [1, 2, 3], []
+        with worker, worker.begin(ids) as sequence:
+            for layer in range(2):
+                k, v = (rows(0, 3, layer, 2, what) for what in (0, 1))
+                sequence.append(layer, k, v)
+                out = sequence.attend(layer, rows(0, 3, layer, 4, 2))
+                outputs.append(memoryview(bytes(out)).cast("f").tolist())
+            sequence.advance(ids)
+        values = array.array("I", (bits << 16 for bits in rows(0, 3, 0, 2, 1)))
+        exact = memoryview(bytes(values)).cast("f").tolist()
+        for at, x in enumerate(outputs[0]):
+            token, head, channel = at // 256, at // 64 % 4, at % 64
+            self.assertAlmostEqual(x, exact[(token * 2 + head // 2) * 64 + channel], places=5)
+        for at, x in enumerate(outputs[1]):
+            if at // 64 % 2:
+                self.assertAlmostEqual(x, 0.0, places=5)
+        self.assertGreater(max(map(abs, outputs[1])), 0.1)
+        for wrong in ({"windows": [128]}, {"windows": [128, -1]}, {"sink_logits": [[0.0] * 4]}):
+            with self.subTest(wrong), self.assertRaises(crumb.InvalidArgument):
+                crumb.Worker(None, support.MODEL, settings=crumb.WorkerSettings(**wrong))
+
     def test_wrong_tensors_are_refused_before_memory_is_touched(self):
         worker = crumb.Worker(None, support.MODEL)
         with worker, worker.begin([1, 2, 3]) as sequence:

@@ -103,6 +103,23 @@ TEST_F(BlockAttentionTest, HeadsOfOtherSizes) {
   }
 }
 
+TEST_F(BlockAttentionTest, SlidingWindowsAndSinkLogits) {
+  const WorkerOptions options = WindowedWorkerOptions();
+  Engine engine(options, 400);
+  const SequenceModel a(options, RandomTokens(700, 31));
+  const SequenceModel b(options, RandomTokens(700, 32));
+  EngineRequest first = engine.NewRequest(a);
+  EngineRequest second = engine.NewRequest(b);
+  StepAndCheck(engine, options, {&first, &second}, {100, 40});
+  StepAndCheck(engine, options, {&first, &second}, {550, 1});
+  StepAndCheck(engine, options, {&first, &second}, {1, 430});
+  for (int i = 0; i < 3; ++i) StepAndCheck(engine, options, {&first, &second}, {1, 1});
+  // Behind a prefix of INT2 pages, windows reach into the history.
+  EngineRequest hit = engine.Hit(first, a, 640);
+  StepAndCheck(engine, options, {&hit}, {20});
+  for (int i = 0; i < 3; ++i) StepAndCheck(engine, options, {&hit, &second}, {1, 1});
+}
+
 TEST_F(BlockAttentionTest, PromptsAndDecodingRequestsInOneStep) {
   const WorkerOptions options = Options();
   Engine engine(options, 400);

@@ -39,6 +39,20 @@ WorkerOptions SmallWorkerOptions() {
   return options;
 }
 
+WorkerOptions WindowedWorkerOptions() {
+  WorkerOptions options = SmallWorkerOptions();
+  options.layers = 4;
+  options.q_heads = 16;
+  options.windows = {128, 0, 128, 0};
+  // The logits of the sink outweigh most keys in some heads and none in others.
+  std::mt19937 random(20);
+  std::uniform_real_distribution<float> logit(-2.0f, 6.0f);
+  for (int i = 0; i < options.layers * options.q_heads; ++i) {
+    options.sink_logits.push_back(logit(random));
+  }
+  return options;
+}
+
 std::vector<int32_t> RandomTokens(int count, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<int32_t> tokens(count);
@@ -130,14 +144,20 @@ std::vector<double> SequenceModel::Expected(int layer, int position, int history
   std::vector<double> out(static_cast<size_t>(options_.q_heads) * dim, 0.0);
   const auto layers = options_.rotations.Expand(options_.layers, options_.kv_heads);
   const float* shifts = layers[layer]->shift();
+  const int window = options_.windows.empty() ? 0 : options_.windows[layer];
+  const int first = window == 0 ? 0 : std::max(0, position - window + 1);
   for (int head = 0; head < options_.kv_heads; ++head) {
     std::vector<double> sum(group, 0.0);
+    for (int g = 0; g < group && !options_.sink_logits.empty(); ++g) {
+      sum[g] = std::exp(options_.sink_logits[layer * options_.q_heads + head * group + g]);
+    }
     std::vector<float> k, v;
-    for (int page = 0; page * kPageTokens <= position; ++page) {
+    for (int page = first / kPageTokens; page * kPageTokens <= position; ++page) {
       const bool stored = options_.history_format == kernels::PageFormat::kInt2 && page > 0 &&
                           (page + 1) * kPageTokens <= history_end;
       Window(layer, head, page, stored, &k, &v);
-      for (int t = 0; t < kPageTokens && page * kPageTokens + t <= position; ++t) {
+      for (int t = std::max(0, first - page * kPageTokens);
+           t < kPageTokens && page * kPageTokens + t <= position; ++t) {
         for (int g = 0; g < group; ++g) {
           const int q_head = head * group + g;
           double dot = 0.0;

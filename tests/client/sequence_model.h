@@ -25,7 +25,8 @@ class SequenceModel {
   std::vector<kernels::Bf16> Queries(int layer, int begin, int end) const;
 
   // Returns the output of the token at `position` of `layer` if positions [64, history_end) are
-  // attended in their stored format and all others in BF16. [q_heads, head_dim]
+  // attended in their stored format and all others in BF16, with the options' windows and sink
+  // logits. [q_heads, head_dim]
   std::vector<double> Expected(int layer, int position, int history_end) const;
 
   // Runs one pass over [sequence.length(), end), of which the first `accepted` tokens stay. Returns
@@ -52,6 +53,11 @@ class SequenceModel {
 // Worker options that are small enough for tests: 2 layers, 2 KV heads, 4 query heads, head_dim 64,
 // a prefill block of 512.
 WorkerOptions SmallWorkerOptions();
+
+// Options of a small model with sliding windows and attention sinks, as gpt-oss has them: every
+// other layer attends the last 128 positions, and every query head of each layer has a sink logit.
+// 4 layers, 2 KV heads, 16 query heads, head_dim 64.
+WorkerOptions WindowedWorkerOptions();
 
 // Returns `count` token ids from `seed`.
 std::vector<int32_t> RandomTokens(int count, uint32_t seed);

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -80,6 +81,13 @@ struct WorkerOptions {
   int draft_slots = 8;      // draft tokens of a decode step: 63 at most, on a GPU 7
   float scale = 0.0f;       // factor of q.k; 0: 1 / sqrt(head_dim)
   float soft_cap = 0.0f;    // > 0: logits become cap * tanh(logit / cap)
+  // Sliding windows, [layers] of the whole model: a token of layer i attends the last windows[i]
+  // positions, its own included; 0: all positions. Empty: no layer has one. The history of such a
+  // layer is stored like any other and not read where the window lies behind it.
+  std::vector<int> windows;
+  // Learned logits that join each query head's softmax sum and have no value (attention sinks),
+  // [layers, q_heads] of the whole model. Empty: there are none.
+  std::vector<float> sink_logits;
 
   size_t page_bytes_max = size_t{16} << 30;  // private memory for pages; Append fails beyond it
   // Capacity, in tokens, of the cache of recent prompts' page keys (4.5 bytes per token). A prompt
@@ -126,6 +134,10 @@ struct WorkerOptions {
   int own_layers() const { return own_tiles().layers.size(); }
   int own_kv_heads() const { return own_tiles().heads.size(); }
   int own_q_heads() const { return own_q_head_range().size(); }
+  // Returns windows[i] of this rank's layer, which is counted from its first; 0: no window.
+  int own_window(int layer) const;
+  // Returns this rank's part of sink_logits, [own_layers, own_q_heads], or nothing.
+  std::vector<float> own_sink_logits() const;
   TileRange all_tiles() const {
     return {{0, static_cast<uint16_t>(layers)}, {0, static_cast<uint16_t>(kv_heads)}};
   }

@@ -94,9 +94,10 @@ absl::Status CudaKernels::Evict(const cuda::EvictParams& params, DeviceStream st
 }
 
 absl::Status CudaKernels::Plan(const cuda::DecodeShape& shape, const cuda::DecodeLengths& lengths,
-                               void* plan, DeviceStream stream) {
+                               int window, void* plan, DeviceStream stream) {
   const CurrentDevice current(ordinal_);
-  return FromCuda(cuda::PlanDecode(shape, lengths, 0, plan, CudaStream(stream)), "decode plan");
+  return FromCuda(cuda::PlanDecode(shape, lengths, window, plan, CudaStream(stream)),
+                  "decode plan");
 }
 
 absl::Status CudaKernels::Decode(const cuda::DecodeAttentionParams& params, DeviceStream stream) {

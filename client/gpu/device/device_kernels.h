@@ -46,8 +46,9 @@ class DeviceKernels {
 
   virtual absl::Status Append(const kernels::cuda::AppendParams& params, DeviceStream stream) = 0;
   virtual absl::Status Evict(const kernels::cuda::EvictParams& params, DeviceStream stream) = 0;
+  // `window` is the sliding window of the layers that use the plan; 0: none.
   virtual absl::Status Plan(const kernels::cuda::DecodeShape& shape,
-                            const kernels::cuda::DecodeLengths& lengths, void* plan,
+                            const kernels::cuda::DecodeLengths& lengths, int window, void* plan,
                             DeviceStream stream) = 0;
   virtual absl::Status Decode(const kernels::cuda::DecodeAttentionParams& params,
                               DeviceStream stream) = 0;

@@ -59,6 +59,9 @@ class WorkerSettings:
     recent_tokens: least length of the BF16 window, a multiple of 64; 0: 256. scale: of q.k; 0:
     1 / sqrt(head_dim). soft_cap: of logits; 0: none. page_bytes_max: private memory for pages, in
     bytes; 0: 16 GiB. begin_deadline: seconds that `begin` may wait for pages; 0: 0.2.
+    windows: of each layer of the model, how many of the last positions a token attends; 0: all of
+    them; empty: all layers attend everything. sink_logits: of each layer of the model and each of
+    its query heads, the learned logit that joins the softmax sum; empty: there are none.
     """
 
     recent_tokens: int = 0
@@ -66,6 +69,25 @@ class WorkerSettings:
     soft_cap: float = 0.0
     page_bytes_max: int = 0
     begin_deadline: float = 0.0
+    windows: SequenceOf[int] = ()
+    sink_logits: SequenceOf[SequenceOf[float]] = ()
+
+
+def _attention_arrays(model: Model, settings: WorkerSettings) -> Tuple[Any, Any]:
+    """The windows and sink logits of all layers as C arrays; None: there are none."""
+    windows, logits = None, None
+    if len(settings.windows):
+        if len(settings.windows) != model.layers or min(settings.windows) < 0:
+            raise InvalidArgument(f"windows has {model.layers} entries (one a layer) of at least "
+                                  f"0, not {list(settings.windows)}")
+        windows = (ctypes.c_uint32 * model.layers)(*settings.windows)
+    if len(settings.sink_logits):
+        rows = [[float(logit) for logit in row] for row in settings.sink_logits]
+        if len(rows) != model.layers or any(len(row) != model.q_heads for row in rows):
+            raise InvalidArgument(f"sink_logits has {model.layers} rows (one a layer) of "
+                                  f"{model.q_heads} entries (one a query head)")
+        logits = (ctypes.c_float * (model.layers * model.q_heads))(*(x for row in rows for x in row))
+    return windows, logits
 
 
 def worker_options(model: Model, rank: Rank, settings: WorkerSettings) -> Any:
@@ -73,6 +95,7 @@ def worker_options(model: Model, rank: Rank, settings: WorkerSettings) -> Any:
     if model.history not in ("int2", "bf16"):
         raise InvalidArgument(f'history is "int2" or "bf16", not {model.history!r}')
     names, values = string_arrays(model.fields)
+    windows, logits = _attention_arrays(model, settings)
     options = options_of(
         _abi.crumb_worker_options, model=text(model.model), weights=text(model.weights),
         layers=model.layers, kv_heads=model.kv_heads, q_heads=model.q_heads,
@@ -82,7 +105,10 @@ def worker_options(model: Model, rank: Rank, settings: WorkerSettings) -> Any:
         names=names, values=values, fields=len(model.fields),
         recent_tokens=settings.recent_tokens, scale=settings.scale, soft_cap=settings.soft_cap,
         page_bytes_max=settings.page_bytes_max,
-        begin_deadline_ms=milliseconds(settings.begin_deadline))
+        begin_deadline_ms=milliseconds(settings.begin_deadline),
+        windows=windows and ctypes.addressof(windows),
+        sink_logits=logits and ctypes.addressof(logits))
+    options.held = windows, logits  # the struct has their addresses only
     if rank != Rank():
         check(c.crumb_rank_part(ctypes.byref(options), rank.tp_rank, rank.tp_size, rank.pp_rank,
                                 rank.pp_size))

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "crumb/worker_options.h"
 
+#include <cmath>
 #include <functional>
 
 #include "client/worker/keyspace_binding.h"
@@ -33,6 +34,16 @@ TEST(WorkerOptionsTest, NamesTheFieldThatIsWrong) {
       {"v_basis", [](WorkerOptions& o) { o.v_basis = "sideways"; }},
       {"recent_tokens", [](WorkerOptions& o) { o.recent_tokens = 100; }},
       {"prefill_block", [](WorkerOptions& o) { o.prefill_block = 256; }},
+      {"windows", [](WorkerOptions& o) { o.windows = {128}; }},
+      {"windows",
+       [](WorkerOptions& o) {
+         o.windows = {128, -1};
+       }},
+      {"sink_logits",
+       [](WorkerOptions& o) {
+         o.sink_logits = {1.0f, 2.0f};
+       }},
+      {"sink_logits", [](WorkerOptions& o) { o.sink_logits.assign(8, std::nanf("")); }},
       {"draft_slots", [](WorkerOptions& o) { o.draft_slots = 64; }},
       {"publish_queue_max", [](WorkerOptions& o) { o.publish_queue_max = 0; }},
       {"publish_batch", [](WorkerOptions& o) { o.publish_batch = 0; }},

@@ -84,6 +84,53 @@ TEST(SegmentRuleTest, HitsLeaveTheRecentWindowAndOneToken) {
   EXPECT_EQ(rule.HitTokensMax(4096), 3840);
 }
 
+// Sliding windows and sink logits, in prompts that reach into the history and in decoding.
+TEST(CpuSequenceTest, SlidingWindowsAndSinkLogits) {
+  const WorkerOptions options = WindowedWorkerOptions();
+  constexpr int kPrompt = 700, kTotal = 790;
+  const SequenceModel model(options, RandomTokens(kTotal, 8));
+  const auto worker = OpenWorker(options);
+  const auto sequence = Begin(*worker, model.prompt(kPrompt));
+  while (sequence->length() < kTotal) {
+    const int begin = sequence->length();
+    const int end = begin < kPrompt ? std::min(kPrompt, begin + 256) : begin + 1;
+    const std::vector<float> out = model.Pass(*sequence, end);
+    if (begin < kPrompt || begin % 29 == 0) {
+      ExpectOutputs(model, options, kPrompt, begin, end, out);
+    }
+  }
+}
+
+// A rank has the windows of its own layers, and the sink logits of its own layers and heads.
+TEST(CpuSequenceTest, RanksHaveTheirOwnWindowsAndSinkLogits) {
+  const WorkerOptions whole = WindowedWorkerOptions();
+  WorkerOptions options = whole;
+  options.part.layers = {1, 3};
+  options.part.kv_heads = {1, 2};
+  options.part.q_heads = {8, 16};
+  ASSERT_TRUE(options.Validate().ok());
+  EXPECT_EQ(options.own_window(0), 0);
+  EXPECT_EQ(options.own_window(1), 128);
+  const std::vector<float> own = options.own_sink_logits();
+  ASSERT_EQ(own.size(), 16u);
+  EXPECT_EQ(own[0], whole.sink_logits[1 * 16 + 8]);
+  EXPECT_EQ(own[15], whole.sink_logits[2 * 16 + 15]);
+
+  // One fresh token attends itself and the sink: its output is its value times a weight.
+  const auto worker = OpenWorker(options);
+  const SequenceModel model(whole, RandomTokens(1, 9));
+  const auto sequence = Begin(*worker, model.prompt(1));
+  for (int layer = 1; layer < 3; ++layer) {
+    const auto k = model.Keys(layer, 0, 1), v = model.Values(layer, 0, 1);
+    const auto q = model.Queries(layer, 0, 1);
+    std::vector<float> out(8 * 64);
+    ASSERT_TRUE(sequence->Append(layer - 1, 1, &k[64], &v[64]).ok());
+    ASSERT_TRUE(sequence->Attend(layer - 1, 1, &q[8 * 64], out.data()).ok());
+    const std::vector<double> expected = model.Expected(layer, 0, 64);
+    for (size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], expected[8 * 64 + i], 1e-5) << i;
+  }
+}
+
 struct Case {
   int prompt;
   int total;

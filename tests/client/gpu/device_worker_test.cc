@@ -32,6 +32,28 @@ TEST(DeviceWorkerTest, OneSequenceIsAsOnTheCpu) {
   }
 }
 
+// Every other layer has a sliding window, and all query heads have sink logits. Decode passes need
+// a plan for each of the two kinds of layers.
+TEST(DeviceWorkerTest, SlidingWindowsAndSinkLogitsAreAsOnTheCpu) {
+  WorkerOptions options = PairOptions();
+  const WorkerOptions windowed = WindowedWorkerOptions();
+  options.layers = windowed.layers;
+  options.q_heads = windowed.q_heads;
+  options.windows = windowed.windows;
+  options.sink_logits = windowed.sink_logits;
+  const SequenceModel model(options, RandomTokens(720, 9));
+  WorkerPair pair(options, 1);
+  DeviceRun prompt(pair.device, *pair.worker, {.kind = PassKind::kPrompt, .tokens = 300});
+  DeviceRun decode(pair.device, *pair.worker, {.kind = PassKind::kDecode});
+  decode.Capture(Simulated(pair.device));
+  Twin twin(model, 600, pair);
+  RunPrompt(prompt, twin, 300);
+  RunDecode(decode, twin, 80);
+  twin.Finish(decode.batch());
+  twin.Check();
+  pair.ExpectSamePages();
+}
+
 // Sequences of all lengths join and leave a decode batch whose passes are one captured graph, while
 // prompts run on another stream, drafts are rejected, and sequences are forked.
 TEST(DeviceWorkerTest, ManySequencesJoinAndLeave) {

@@ -297,8 +297,9 @@ void RunDequantize(const kernels::cuda::DequantizeParams& p) {
 }
 
 void RunPlan(const kernels::cuda::DecodeShape& shape, const kernels::cuda::DecodeLengths& lengths,
-             void* plan) {
+             int window, void* plan) {
   auto* out = static_cast<int32_t*>(plan);
+  *out++ = window;
   for (int s = 0; s < shape.batch; ++s) {
     *out++ = lengths.sink_tokens[s];
     *out++ = lengths.pages[s];
@@ -311,10 +312,10 @@ void RunPlan(const kernels::cuda::DecodeShape& shape, const kernels::cuda::Decod
 void RunDecode(const kernels::cuda::DecodeAttentionParams& p) {
   const int64_t row = int64_t{p.shape.q_heads} * p.shape.tile.head_dim;
   const size_t element = p.out_type == OutType::kF32 ? 4 : 2;
-  std::vector<int32_t> planned(5 * p.shape.batch);
-  RunPlan(p.shape, p.lengths, planned.data());
+  std::vector<int32_t> planned(1 + 5 * p.shape.batch);
+  RunPlan(p.shape, p.lengths, p.window, planned.data());
   EXPECT_EQ(std::memcmp(planned.data(), p.plan, planned.size() * 4), 0)
-      << "the plan is of other lengths";
+      << "the plan is of other lengths, or of another window";
   for (int s = 0; s < p.shape.batch; ++s) {
     AttentionParams a = StaticOf(p);
     a.sink_tokens = p.lengths.sink_tokens[s];
@@ -448,9 +449,9 @@ absl::Status SimulatedKernels::Evict(const kernels::cuda::EvictParams& params,
 }
 
 absl::Status SimulatedKernels::Plan(const kernels::cuda::DecodeShape& shape,
-                                    const kernels::cuda::DecodeLengths& lengths, void* plan,
-                                    DeviceStream stream) {
-  return device_.Enqueue(stream, [=] { RunPlan(shape, lengths, plan); });
+                                    const kernels::cuda::DecodeLengths& lengths, int window,
+                                    void* plan, DeviceStream stream) {
+  return device_.Enqueue(stream, [=] { RunPlan(shape, lengths, window, plan); });
 }
 
 absl::Status SimulatedKernels::Decode(const kernels::cuda::DecodeAttentionParams& params,

@@ -43,7 +43,7 @@ class SimulatedKernels final : public DeviceKernels {
   absl::Status Append(const kernels::cuda::AppendParams& params, DeviceStream stream) override;
   absl::Status Evict(const kernels::cuda::EvictParams& params, DeviceStream stream) override;
   absl::Status Plan(const kernels::cuda::DecodeShape& shape,
-                    const kernels::cuda::DecodeLengths& lengths, void* plan,
+                    const kernels::cuda::DecodeLengths& lengths, int window, void* plan,
                     DeviceStream stream) override;
   absl::Status Decode(const kernels::cuda::DecodeAttentionParams& params,
                       DeviceStream stream) override;

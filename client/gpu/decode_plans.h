@@ -1,0 +1,46 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/gpu/device/owned.h"
+#include "crumb/worker_options.h"
+#include "kernels/cuda/decode/decode_call.h"
+
+namespace crumb::client {
+
+// DecodePlans holds the plans of one decode shape in device memory. A plan leaves out the pages in
+// front of a layer's sliding window, so there is one for each window that the rank's layers have.
+// Every step computes all of them.
+class DecodePlans {
+ public:
+  // `device` is borrowed.
+  static absl::StatusOr<DecodePlans> Create(Device& device, const WorkerOptions& options,
+                                            const kernels::cuda::DecodeShape& shape);
+  DecodePlans() = default;
+
+  // Enqueues the computation of the plans of a step.
+  absl::Status Enqueue(Device& device, const kernels::cuda::DecodeLengths& lengths,
+                       DeviceStream stream) const;
+
+  // Returns the device address of the plan of layers with this window. REQUIRES: a layer has it.
+  const void* Of(int window) const;
+
+  size_t bytes() const { return bytes_; }
+
+ private:
+  struct Plan {
+    int window = 0;
+    DeviceBuffer memory;
+  };
+
+  kernels::cuda::DecodeShape shape_;
+  size_t bytes_ = 0;
+  std::vector<Plan> plans_;
+};
+
+}  // namespace crumb::client
