@@ -86,7 +86,8 @@ def _attention_arrays(model: Model, settings: WorkerSettings) -> Tuple[Any, Any]
         if len(rows) != model.layers or any(len(row) != model.q_heads for row in rows):
             raise InvalidArgument(f"sink_logits has {model.layers} rows (one a layer) of "
                                   f"{model.q_heads} entries (one a query head)")
-        logits = (ctypes.c_float * (model.layers * model.q_heads))(*(x for row in rows for x in row))
+        values = [logit for row in rows for logit in row]
+        logits = (ctypes.c_float * len(values))(*values)
     return windows, logits
 
 
