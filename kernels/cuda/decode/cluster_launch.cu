@@ -188,11 +188,12 @@ cudaError_t LaunchClusters(const DecodeKernelParams& params, cudaStream_t stream
   DecodeKernelParams k = params;
   ClusterLaunch& launch = k.launch.cluster;
   const DecodeShape& shape = k.p.shape;
-  const bool fast_path = !launch.by_plan && IsFastPath(k.p);
-  if (fast_path) launch.layout = LayoutOf(shape, k.launch, launch.blocks(), true);
-  const Kernel kernel = launch.by_plan ? FindFusedKernel(shape.query_rows())
+  const bool fast_path = IsFastPath(k.p);
+  launch.layout = LayoutOf(shape, k.launch, launch.blocks(), fast_path);
+  const Kernel kernel = launch.by_plan ? FindFusedKernel(shape.query_rows(), fast_path)
                                        : KernelOf(shape.query_rows(), fast_path);
-  const size_t bytes = launch.by_plan ? k.launch.shared_bytes : launch.layout.bytes;
+  const size_t bytes =
+      std::max<size_t>(launch.by_plan ? k.launch.shared_bytes : 0, launch.layout.bytes);
   const cudaError_t error = AllowClusters(kernel, static_cast<int>(bytes));
   if (error != cudaSuccess) return error;
   const dim3 grid = launch.by_plan

@@ -28,13 +28,18 @@ __global__ void __launch_bounds__(T::kThreadsMax, 1)
 #endif
 }
 
+template <class T>
+DecodeKernelPointer Instance(bool fast_path) {
+  return fast_path ? DecodeFusedKernel<FastPathTraits<T>> : DecodeFusedKernel<T>;
+}
+
 }  // namespace
 
-DecodeKernelPointer FindFusedKernel(int query_rows) {
-  if (query_rows <= 4) return DecodeFusedKernel<DecodeTraits<128, 1, 1, true, true>>;
-  if (query_rows <= 8) return DecodeFusedKernel<DecodeTraits<128, 1, 1, false, true>>;
-  if (query_rows <= 12) return DecodeFusedKernel<DecodeTraits<128, 1, 2, true, true>>;
-  return DecodeFusedKernel<DecodeTraits<128, 1, 2, false, true>>;
+DecodeKernelPointer FindFusedKernel(int query_rows, bool fast_path) {
+  if (query_rows <= 4) return Instance<DecodeTraits<128, 1, 1, true, true>>(fast_path);
+  if (query_rows <= 8) return Instance<DecodeTraits<128, 1, 1, false, true>>(fast_path);
+  if (query_rows <= 12) return Instance<DecodeTraits<128, 1, 2, true, true>>(fast_path);
+  return Instance<DecodeTraits<128, 1, 2, false, true>>(fast_path);
 }
 
 }  // namespace crumb::kernels::cuda

@@ -68,6 +68,6 @@ cudaError_t LaunchClusters(const DecodeKernelParams& k, cudaStream_t stream);
 
 using DecodeKernelPointer = void (*)(const DecodeKernelParams);
 // Returns the kernel that contains both schedules and follows the plan, for up to 16 query rows.
-DecodeKernelPointer FindFusedKernel(int query_rows);
+DecodeKernelPointer FindFusedKernel(int query_rows, bool fast_path);
 
 }  // namespace crumb::kernels::cuda
