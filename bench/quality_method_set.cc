@@ -14,6 +14,7 @@
 #include "crumb/worker.h"
 #include "fmt/format.h"
 #include "tools/activations.h"
+#include "tools/attention_weights.h"
 
 namespace crumb::bench {
 namespace {
@@ -110,6 +111,10 @@ absl::StatusOr<RotationFile> QualityMethodSet::CalibrateFor(kernels::Method meth
                                                         .threads = options_.threads}));
   auto calibration = calibration::DefaultCalibration(method);
   calibration.positions = context_;
+  if (method == kernels::Method::kCrumb) {
+    CRUMB_ASSIGN_OR_RETURN(calibration.value_hessians,
+                           tools::OutputProjectionHessians(options_.model, source->shape()));
+  }
   return calibration::Calibrate(*source, calibration, nullptr);
 }
 

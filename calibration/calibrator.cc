@@ -17,8 +17,6 @@ namespace {
 
 // The least number of windows for an expected error: the quality watch averages as many.
 constexpr int kWindowsMin = 32;
-// Walks over the source: moments, values, errors.
-constexpr int kWalks = 3;
 
 void AppendMatrix(const Eigen::MatrixXd& matrix, std::vector<float>& out) {
   for (Eigen::Index i = 0; i < matrix.rows(); ++i) {
@@ -58,6 +56,12 @@ class Calibrator {
   }
 
  private:
+  bool whitens_k() const { return crumb_ && options_.whitening_k > 0.0; }
+  bool whitens_v() const {
+    return crumb_ && options_.whitening_v > 0.0 && options_.value_hessians != nullptr;
+  }
+  // Walks over the source: moments, weighted values for orthogonal bases, errors.
+  int walks() const { return whitens_v() ? 2 : 3; }
   size_t heads() const { return static_cast<size_t>(count_) * shape_.kv_heads; }
   size_t HeadAt(int layer, int head) const {
     return static_cast<size_t>(layer - first_) * shape_.kv_heads + head;
@@ -68,8 +72,10 @@ class Calibrator {
     CRUMB_RETURN_IF_ERROR(Gather());
     CRUMB_RETURN_IF_ERROR(CheckCounts());
     MakeCovariances();
-    CRUMB_RETURN_IF_ERROR(
-        WalkHeads([this](const SequenceActivations& s, int head) { return AddValues(s, head); }));
+    if (!whitens_v()) {
+      CRUMB_RETURN_IF_ERROR(
+          WalkHeads([this](const SequenceActivations& s, int head) { return AddValues(s, head); }));
+    }
     CRUMB_RETURN_IF_ERROR(WriteBases());
     if (crumb_) WriteMeans();
     return WalkHeads([&](const SequenceActivations& s, int head) -> absl::Status {
@@ -97,6 +103,16 @@ class Calibrator {
   }
 
   absl::Status CheckOptions() const {
+    for (const double whitening : {options_.whitening_k, options_.whitening_v}) {
+      if (whitening >= 0.0 && whitening <= 1.0) continue;
+      return absl::InvalidArgumentError("a whitening is " + std::to_string(whitening) +
+                                        "; it is an exponent from 0 to 1");
+    }
+    if (!(options_.query_floor >= 0.0 && options_.query_floor <= 1000.0)) {
+      return absl::InvalidArgumentError("the query floor is " +
+                                        std::to_string(options_.query_floor) +
+                                        "; it lies between 0 and 1,000");
+    }
     if (!std::has_single_bit(static_cast<unsigned>(shape_.head_dim))) {
       return absl::InvalidArgumentError(
           "calibration needs a head_dim that is a power of two, not " +
@@ -140,6 +156,8 @@ class Calibrator {
     }
     if (crumb_) file_.feedback_k.reserve(matrices);
     if (crumb_ && options_.value_hessians) file_.feedback_v.reserve(matrices);
+    if (whitens_k()) file_.dual_k.reserve(matrices);
+    if (whitens_v()) file_.dual_v.reserve(matrices);
   }
 
   // Walks layers [first_, first_ + count_) of the source once.
@@ -147,7 +165,7 @@ class Calibrator {
     return source_.ForEach(first_, count_, [&](const SequenceActivations& sequence) {
       CRUMB_RETURN_IF_ERROR(visit(sequence));
       ++visited_;
-      const double all = static_cast<double>(source_.visits()) * kWalks;
+      const double all = static_cast<double>(source_.visits()) * walks();
       if (progress_) progress_(static_cast<double>(visited_) / all);
       return absl::OkStatus();
     });
@@ -248,6 +266,7 @@ class Calibrator {
   struct HeadBases {
     Eigen::MatrixXd covariance_k, covariance_v;
     Eigenbasis k, v;
+    Eigen::MatrixXd dual_k, dual_v;          // empty: the rotation is orthogonal
     Eigen::MatrixXd feedback_k, feedback_v;  // empty: none
   };
 
@@ -271,23 +290,58 @@ class Calibrator {
 
   HeadBases MakeBases(int layer, int head, const Eigen::MatrixXd* hessian) const {
     HeadBases bases;
-    bases.covariance_k = FileCovariance(covariance_k_, layer, head);
-    bases.covariance_v = FileCovariance(covariance_v_, layer, head);
-    bases.k = MakeEigenbasis(bases.covariance_k);
-    bases.v = MakeEigenbasis(bases.covariance_v);
-    if (crumb_) {
-      bases.feedback_k =
-          FeedbackFactor(bases.covariance_k, bases.k.rotation, options_.damp, nullptr);
-    }
-    if (hessian != nullptr) {
-      bases.feedback_v = FeedbackFactor(*hessian, bases.v.rotation, options_.damp, nullptr);
-    }
+    MakeKeyBasis(layer, head, bases);
+    MakeValueBasis(layer, head, hessian, bases);
     return bases;
+  }
+
+  void MakeKeyBasis(int layer, int head, HeadBases& bases) const {
+    bases.covariance_k = FileCovariance(covariance_k_, layer, head);
+    bases.k = MakeEigenbasis(bases.covariance_k);
+    if (!crumb_) return;
+    if (!whitens_k()) {
+      bases.feedback_k = FeedbackAlone(bases.covariance_k, bases.k.rotation);
+      return;
+    }
+    const Eigen::MatrixXd keys = MomentOverPositions(
+        pairs_, moments_[HeadAt(layer, head)].key_covariance(), kSinkTokens, options_.positions);
+    DualBasis basis = MakeDualBasis(bases.covariance_k, keys, options_.whitening_k);
+    Eigen::MatrixXd weights = bases.covariance_k;
+    weights.diagonal().array() += options_.query_floor * weights.diagonal().mean();
+    bases.feedback_k = FeedbackFactor(weights, basis.dual, options_.damp, nullptr);
+    bases.k.rotation = std::move(basis.rotation);
+    bases.dual_k = std::move(basis.dual);
+  }
+
+  // A basis that whitens has the eigenvalues of the values' own covariance in the file.
+  void MakeValueBasis(int layer, int head, const Eigen::MatrixXd* hessian, HeadBases& bases) const {
+    if (!whitens_v()) {
+      bases.covariance_v = FileCovariance(covariance_v_, layer, head);
+      bases.v = MakeEigenbasis(bases.covariance_v);
+      if (hessian != nullptr) bases.feedback_v = FeedbackAlone(*hessian, bases.v.rotation);
+      return;
+    }
+    const Eigen::MatrixXd values = moments_[HeadAt(layer, head)].value_covariance();
+    DualBasis basis = MakeDualBasis(*hessian, values, options_.whitening_v);
+    bases.feedback_v = FeedbackFactor(*hessian, basis.dual, options_.damp, nullptr);
+    bases.v.eigenvalues = MakeEigenbasis(values).eigenvalues;
+    bases.v.rotation = std::move(basis.rotation);
+    bases.dual_v = std::move(basis.dual);
+  }
+
+  // Returns feedback without the weights of a metric.
+  Eigen::MatrixXd FeedbackAlone(const Eigen::MatrixXd& weights,
+                                const Eigen::MatrixXd& basis) const {
+    Eigen::MatrixXd feedback = FeedbackFactor(weights, basis, options_.damp, nullptr);
+    feedback.diagonal().setZero();
+    return feedback;
   }
 
   void AppendBases(const HeadBases& bases) {
     AppendMatrix(bases.k.rotation, file_.rotation_k);
     AppendMatrix(bases.v.rotation, file_.rotation_v);
+    AppendMatrix(bases.dual_k, file_.dual_k);
+    AppendMatrix(bases.dual_v, file_.dual_v);
     AppendMatrix(bases.covariance_k, file_.covariance_k);
     AppendMatrix(bases.covariance_v, file_.covariance_v);
     AppendMatrix(bases.k.eigenvalues, file_.eigenvalues_k);
@@ -331,8 +385,12 @@ class Calibrator {
 CalibrationOptions DefaultCalibration(kernels::Method method) {
   CalibrationOptions options;
   options.method = method;
-  options.clip_k = method == kernels::Method::kCrumb ? 0.92f : 0.96f;
+  const bool crumb = method == kernels::Method::kCrumb;
+  options.clip_k = crumb ? 0.92f : 0.96f;
   options.clip_v = 0.92f;
+  options.whitening_k = crumb ? 0.5 : 0.0;
+  options.whitening_v = crumb ? 0.25 : 0.0;
+  options.query_floor = crumb ? 0.5 : 0.0;
   return options;
 }
 

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "calibration/eigenbasis.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -35,6 +36,36 @@ Eigenbasis MakeEigenbasis(const Eigen::MatrixXd& covariance) {
   return basis;
 }
 
+namespace {
+
+// Added to the diagonal of a covariance of mean diagonal 1 before it is inverted, so that
+// directions of hardly any variance are not stretched without bound.
+constexpr double kDualDamp = 0.03;
+
+}  // namespace
+
+DualBasis MakeDualBasis(const Eigen::MatrixXd& weights, const Eigen::MatrixXd& covariance,
+                        double whitening) {
+  const double mean = covariance.diagonal().mean();
+  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(
+      (covariance + covariance.transpose()) / (mean > 0 ? 2 * mean : 1.0));
+  // Rounding may leave an eigenvalue of a covariance slightly below 0.
+  Eigen::VectorXd stretch =
+      (solver.eigenvalues().array().max(0.0) + kDualDamp).pow(-whitening / 2).matrix();
+  const double before = solver.eigenvalues().sum();
+  const double after = solver.eigenvalues().dot(stretch.cwiseAbs2());
+  if (before > 0) {
+    stretch *= std::sqrt(before / after);
+  } else {
+    stretch.setOnes();  // All rows are alike, and any basis serves them.
+  }
+  const Eigen::MatrixXd& axes = solver.eigenvectors();
+  const Eigen::MatrixXd forth = axes * stretch.asDiagonal() * axes.transpose();
+  const Eigen::MatrixXd back = axes * stretch.cwiseInverse().asDiagonal() * axes.transpose();
+  const Eigen::MatrixXd rotation = MakeEigenbasis(back * weights * back).rotation;
+  return {.rotation = forth * rotation, .dual = back * rotation};
+}
+
 Eigen::MatrixXd FeedbackFactor(const Eigen::MatrixXd& covariance, const Eigen::MatrixXd& rotation,
                                double damp, double* gain) {
   const Eigen::Index dim = covariance.rows();
@@ -51,7 +82,8 @@ Eigen::MatrixXd FeedbackFactor(const Eigen::MatrixXd& covariance, const Eigen::M
   const Eigen::VectorXd diagonal = upper.diagonal();
   if (gain != nullptr) *gain = diagonal.array().square().mean() / weights.diagonal().mean();
   for (Eigen::Index j = 0; j < dim; ++j) upper.col(j) /= diagonal[j];
-  return upper.triangularView<Eigen::StrictlyUpper>();
+  upper.diagonal() = diagonal.array().square();
+  return upper.triangularView<Eigen::Upper>();
 }
 
 }  // namespace crumb::calibration

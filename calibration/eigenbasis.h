@@ -23,10 +23,25 @@ struct Eigenbasis {
 // REQUIRES: `covariance` is symmetric, and its size is a power of two.
 Eigenbasis MakeEigenbasis(const Eigen::MatrixXd& covariance);
 
-// Returns the feedback factor U, by which the rounding error of a channel is propagated to the
-// channels that are quantized later: the strictly upper matrix of R' C R / mean(diag) + damp I = (I
-// + U) D (I + U)'. If `gain` is not null, it is set to the weighted error with feedback over that
-// without, mean(D) / mean(diag).
+// A basis that need not be orthogonal: a row x is stored as y = x R and read as y Q', so queries
+// are q Q.
+struct DualBasis {
+  Eigen::MatrixXd rotation;  // R
+  Eigen::MatrixXd dual;      // Q, with R Q' = I
+};
+
+// Returns the basis for rows of this covariance, S, whose error e costs e C e' with C the
+// `weights`: R R' is S^-whitening up to a factor, with S damped. The factor keeps the trace of S,
+// and diag(Q' C Q) is constant. REQUIRES: the matrices are symmetric, and their size is a power of
+// two.
+DualBasis MakeDualBasis(const Eigen::MatrixXd& weights, const Eigen::MatrixXd& covariance,
+                        double whitening);
+
+// Returns the feedback factor U and the weights D of R' C R / mean(diag) + damp I = (I + U) D (I +
+// U)': U above the diagonal, D on it, 0 below it. By U the rounding error of a channel is
+// propagated to the channels that are quantized later. `rotation` is R, or the dual Q where there
+// is one: an error of y costs as much as its image y Q'. If `gain` is not null, it is set to the
+// weighted error with feedback over that without, mean(D) / mean(diag).
 Eigen::MatrixXd FeedbackFactor(const Eigen::MatrixXd& covariance, const Eigen::MatrixXd& rotation,
                                double damp, double* gain);
 

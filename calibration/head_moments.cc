@@ -34,6 +34,13 @@ absl::StatusOr<Eigen::MatrixXf> Rows(const std::string& layer, const char* tenso
   return out;
 }
 
+// Returns the sum of x x' over rows x.
+Eigen::MatrixXd MomentOf(const Eigen::MatrixXf& rows) {
+  Eigen::MatrixXf moment = Eigen::MatrixXf::Zero(rows.cols(), rows.cols());
+  moment.selfadjointView<Eigen::Lower>().rankUpdate(rows.transpose());
+  return Eigen::MatrixXf(moment.selfadjointView<Eigen::Lower>()).cast<double>();
+}
+
 }  // namespace
 
 absl::StatusOr<Eigen::MatrixXf> QueryRows(const ModelShape& shape,
@@ -68,6 +75,8 @@ absl::Status ForTokenBlocks(int begin, int end,
 
 HeadMoments::HeadMoments(int head_dim)
     : query_moment_(Eigen::MatrixXd::Zero(head_dim, head_dim)),
+      key_moment_(query_moment_),
+      value_moment_(query_moment_),
       key_sum_(Eigen::VectorXd::Zero(head_dim)),
       value_sum_(Eigen::VectorXd::Zero(head_dim)) {}
 
@@ -79,9 +88,9 @@ absl::Status HeadMoments::Add(const ModelShape& shape, const PositionRotations& 
     CRUMB_ASSIGN_OR_RETURN(const Eigen::MatrixXf v, ValueRows(shape, sequence, kv_head, at, count));
     rotations.InverseRotate(at, shape.q_heads / shape.kv_heads, q);
     rotations.InverseRotate(at, 1, k);
-    Eigen::MatrixXf moment = Eigen::MatrixXf::Zero(q.cols(), q.cols());
-    moment.selfadjointView<Eigen::Lower>().rankUpdate(q.transpose());
-    query_moment_ += Eigen::MatrixXf(moment.selfadjointView<Eigen::Lower>()).cast<double>();
+    query_moment_ += MomentOf(q);
+    key_moment_ += MomentOf(k);
+    value_moment_ += MomentOf(v);
     key_sum_ += k.cast<double>().colwise().sum().transpose();
     value_sum_ += v.cast<double>().colwise().sum().transpose();
     queries_ += q.rows();

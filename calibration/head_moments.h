@@ -41,9 +41,18 @@ class HeadMoments {
   Eigen::MatrixXd query_moment() const { return query_moment_ / static_cast<double>(queries_); }
   Eigen::VectorXd key_mean() const { return key_sum_ / static_cast<double>(tokens_); }
   Eigen::VectorXd value_mean() const { return value_sum_ / static_cast<double>(tokens_); }
+  // Covariances about the means; that of keys is before RoPE.
+  Eigen::MatrixXd key_covariance() const { return Covariance(key_moment_, key_mean()); }
+  Eigen::MatrixXd value_covariance() const { return Covariance(value_moment_, value_mean()); }
 
  private:
+  Eigen::MatrixXd Covariance(const Eigen::MatrixXd& moment, const Eigen::VectorXd& mean) const {
+    return moment / static_cast<double>(tokens_) - mean * mean.transpose();
+  }
+
   Eigen::MatrixXd query_moment_;
+  Eigen::MatrixXd key_moment_;
+  Eigen::MatrixXd value_moment_;
   Eigen::VectorXd key_sum_;
   Eigen::VectorXd value_sum_;
   int64_t queries_ = 0;

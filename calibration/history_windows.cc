@@ -54,11 +54,13 @@ WindowParams::WindowParams(const ModelShape& shape, const RotationFile& file, in
   params_.k_transform = {.rotation = HeadOf(file.rotation_k, dim * dim),
                          .mean = file.mean_k.empty() ? nullptr : mean_k_.data(),
                          .clip = file.clip_k,
-                         .feedback = HeadOf(file.feedback_k, dim * dim)};
+                         .feedback = HeadOf(file.feedback_k, dim * dim),
+                         .dual = HeadOf(file.dual_k, dim * dim)};
   params_.v_transform = {.rotation = HeadOf(file.rotation_v, dim * dim),
                          .mean = file.mean_v.empty() ? nullptr : mean_v_.data(),
                          .clip = file.clip_v,
-                         .feedback = HeadOf(file.feedback_v, dim * dim)};
+                         .feedback = HeadOf(file.feedback_v, dim * dim),
+                         .dual = HeadOf(file.dual_v, dim * dim)};
   SetMean(HeadOf(file.mean_v, dim), params_.v_transform.rotation, mean_v_);
   tile_.resize(params_.shape.int2_bytes() + kTileAlignment);
   const auto begin = reinterpret_cast<uintptr_t>(tile_.data());

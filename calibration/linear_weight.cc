@@ -148,23 +148,24 @@ Eigen::MatrixXf Values(const ValuePath& path, const Eigen::MatrixXf& inputs) {
 
 }  // namespace
 
-void AbsorbRotation(const std::vector<Eigen::MatrixXf>& rotations, ValuePath& path) {
+void AbsorbRotation(const std::vector<Eigen::MatrixXf>& rotations,
+                    const std::vector<Eigen::MatrixXf>& duals, ValuePath& path) {
   const Eigen::Index dim = rotations.front().rows();
   const auto kv_heads = static_cast<Eigen::Index>(rotations.size());
   const Eigen::Index q_heads = path.o_weight.cols() / dim;
   for (Eigen::Index head = 0; head < kv_heads; ++head) {
-    const Eigen::MatrixXf inverse = rotations[head].transpose();
+    const Eigen::MatrixXf transposed = rotations[head].transpose();
     path.v_weight.middleRows(head * dim, dim) =
-        (inverse * path.v_weight.middleRows(head * dim, dim)).eval();
+        (transposed * path.v_weight.middleRows(head * dim, dim)).eval();
     if (path.v_bias) {
       path.v_bias->segment(head * dim, dim) =
-          (inverse * path.v_bias->segment(head * dim, dim)).eval();
+          (transposed * path.v_bias->segment(head * dim, dim)).eval();
     }
   }
   for (Eigen::Index head = 0; head < q_heads; ++head) {
-    const Eigen::MatrixXf& rotation = rotations[head / (q_heads / kv_heads)];
+    const Eigen::MatrixXf& dual = duals[head / (q_heads / kv_heads)];
     path.o_weight.middleCols(head * dim, dim) =
-        (path.o_weight.middleCols(head * dim, dim) * rotation).eval();
+        (path.o_weight.middleCols(head * dim, dim) * dual).eval();
   }
 }
 
@@ -201,6 +202,9 @@ absl::StatusOr<RotationFile> AbsorbedRotationFile(const RotationFile& file) {
         (rotation.cast<double>().transpose() * mean.cast<double>()).cast<float>();
   }
   absorbed.rotation_v.clear();
+  // The expected error is a ratio of norms in the model's basis, which only a rotation preserves.
+  if (!file.dual_v.empty()) absorbed.attention_error.clear();
+  absorbed.dual_v.clear();
   absorbed.covariance_v.clear();
   absorbed.v_basis = "rotated";
   return absorbed;

@@ -46,7 +46,8 @@ absl::StatusOr<EncodedWeight> EncodeWeight(const LinearWeight& weight);
 
 // The functions below fold R_V into the projections around attention, so that V is already rotated
 // and needs no rotation at run time. With v = W_v x + b and y = sum over query heads of W_o,h o_h,
-// where o_h is a mean of v: W_v' = R' W_v, b' = R' b and W_o,h' = W_o,h R give the same y.
+// where o_h is a mean of v: W_v' = R' W_v, b' = R' b and W_o,h' = W_o,h Q give the same y;
+// Q is the dual of R, R Q' = I, and R itself where that is orthogonal.
 
 // The projections of one layer.
 struct ValuePath {
@@ -55,16 +56,19 @@ struct ValuePath {
   RowMajorF o_weight;                     // [hidden, q_heads * head_dim]
 };
 
-// Folds `rotations` into `path`. They are [kv_heads] matrices [head_dim, head_dim] with y = x R;
-// query head h attends KV head h / (q_heads / kv_heads).
-void AbsorbRotation(const std::vector<Eigen::MatrixXf>& rotations, ValuePath& path);
+// Folds `rotations` into `path`. They are [kv_heads] matrices R [head_dim, head_dim] with y = x R,
+// `duals` their Q; query head h attends KV head h / (q_heads / kv_heads).
+void AbsorbRotation(const std::vector<Eigen::MatrixXf>& rotations,
+                    const std::vector<Eigen::MatrixXf>& duals, ValuePath& path);
 
 // Returns the largest relative difference, over query heads, of W_o,h (W_v x + b) between two
 // paths: the root mean square over random x.
 double ProductError(const ValuePath& before, const ValuePath& after, int head_dim);
 
-// Returns the rotation file for a model with R_V folded in. It has no rotation_v, mean_v is in the
-// rotated basis (mu_V R_V), and v_basis is "rotated"; pages get the same codes as before.
+// Returns the rotation file for a model with R_V folded in. It has no rotation_v and dual_v, mean_v
+// is in the rotated basis (mu_V R_V), and v_basis is "rotated"; pages get the same codes as before.
+// If R_V has a dual, it has no attention_error either, which is a ratio of norms in the model's
+// basis.
 // kInvalidArgument: `file` has no rotation_v.
 absl::StatusOr<RotationFile> AbsorbedRotationFile(const RotationFile& file);
 

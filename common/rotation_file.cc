@@ -8,6 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <tuple>
 
 #include "common/atomic_file.h"
 #include "common/hex.h"
@@ -40,6 +41,8 @@ std::vector<Array> ArraysOf(const RotationFile& file) {
       {"attention_error", &RotationFile::attention_error, {layers, heads}, false},
       {"covariance_k", &RotationFile::covariance_k, matrices},
       {"covariance_v", &RotationFile::covariance_v, matrices},
+      {"dual_k", &RotationFile::dual_k, matrices},
+      {"dual_v", &RotationFile::dual_v, matrices},
       {"eigenvalues_k", &RotationFile::eigenvalues_k, rows},
       {"eigenvalues_v", &RotationFile::eigenvalues_v, rows},
       {"feedback_k", &RotationFile::feedback_k, matrices},
@@ -174,6 +177,16 @@ absl::Status CheckFields(const RotationFile& file, const std::string& where) {
   return absl::OkStatus();
 }
 
+absl::Status CheckDuals(const RotationFile& file, const std::string& where) {
+  for (const auto& [name, dual, rotation] :
+       {std::tuple("k", &file.dual_k, &file.rotation_k), {"v", &file.dual_v, &file.rotation_v}}) {
+    if (dual->empty() || !rotation->empty()) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("{}: a dual_{} without rotation_{}, whose inverse it is", where, name, name));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckAttentionError(const RotationFile& file, const std::string& where) {
   for (const float error : file.attention_error) {
     if (error > 0.0f && error <= kAttentionErrorMax) continue;
@@ -256,6 +269,7 @@ absl::Status WriteRotationFile(const RotationFile& file, const std::string& path
   for (const Array& array : ArraysOf(file)) {
     CRUMB_RETURN_IF_ERROR(CheckArray(array, file.*array.values, path));
   }
+  CRUMB_RETURN_IF_ERROR(CheckDuals(file, path));
   CRUMB_RETURN_IF_ERROR(CheckAttentionError(file, path));
   return WriteAtomically(path, [&file](std::ostream& out) { WriteBytes(file, out); });
 }
@@ -277,6 +291,7 @@ absl::StatusOr<RotationFile> ReadRotationFile(const std::string& path) {
     CRUMB_RETURN_IF_ERROR(CheckArray(array, values, path));
   }
   CRUMB_RETURN_IF_ERROR(CheckFields(file, path));
+  CRUMB_RETURN_IF_ERROR(CheckDuals(file, path));
   CRUMB_RETURN_IF_ERROR(CheckAttentionError(file, path));
   const auto digest = tensors->metadata().find("digest");
   if (digest == tensors->metadata().end() || digest->second != RotationDigest(file)) {

@@ -29,12 +29,14 @@ struct RotationFile {
   float clip_k = 0.0f;               // fraction of |y| kept; 0: all
   float clip_v = 0.0f;
   // The basis that V arrives in: "model", or "rotated" where R_V is folded into v_proj and o_proj.
-  // Then rotation_v is empty and mean_v stands in the rotated basis.
+  // Then rotation_v and dual_v are empty and mean_v stands in the rotated basis.
   std::string v_basis = "model";
 
   // Row-major; empty where the method has none.
   std::vector<float> rotation_k;     // [layers, kv_heads, head_dim, head_dim], y = x R
   std::vector<float> rotation_v;     // the same
+  std::vector<float> dual_k;         // the same: Q with R Q' = I; empty: R is orthogonal
+  std::vector<float> dual_v;         // the same
   std::vector<float> mean_k;         // [layers, kv_heads, position_blocks, head_dim], before R
   std::vector<float> mean_v;         // [layers, kv_heads, head_dim]
   std::vector<float> feedback_k;     // [layers, kv_heads, head_dim, head_dim], strictly upper

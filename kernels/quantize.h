@@ -32,9 +32,20 @@ struct RowTransform {
   const float* rotation = nullptr;  // [head_dim, head_dim] row-major, y = x R; null: identity
   const float* mean = nullptr;      // [head_dim] mu R, subtracted after rotation; null: zero
   float clip = 0.0f;                // fraction of |y| that is kept, (0, 1]; <= 0: no clip
-  // [head_dim, head_dim] row-major, for kCrumb: the factors by which a channel's error is added to
-  // each later channel. Strictly upper triangular (the rest is not read) and finite; null: none.
+  // [head_dim, head_dim] row-major, for kCrumb: above the diagonal U, the factors by which a
+  // channel's error is added to each later channel; on the diagonal D, the weights of the metric
+  // (I + U) D (I + U)' in which a row keeps its inner product with itself. A first weight of 0
+  // means that the metric is the identity. Nothing below the diagonal is read. Null: no
+  // feedback. REQUIRES: U is finite, and D is all positive or all 0.
   const float* feedback = nullptr;
+  // [head_dim, head_dim] row-major, Q with R Q' = I: rows are mapped back by x = y Q'. Null: R is
+  // orthogonal, so that Q is R.
+  const float* dual = nullptr;
+
+  // Returns whether `feedback` has the weights of a metric.
+  bool has_metric() const { return feedback != nullptr && feedback[0] > 0.0f; }
+  // Returns Q, or null for the identity.
+  const float* inverse() const { return dual != nullptr ? dual : rotation; }
 };
 
 // Bits of the status word that a quantize call returns.

@@ -80,16 +80,18 @@ void AttendWindow(const float* q, const std::vector<float>& k, const std::vector
 }
 
 // Returns the error of the tile's rows `stored` [tokens, dim], with the mean added back, against
-// `exact`.
+// `exact`. An orthogonal rotation changes no norm; otherwise the dual maps the difference back.
 float RowError(const std::vector<float>& exact, const std::vector<float>& stored,
-               const float* rotation, int dim) {
+               const RowTransform& transform, int dim) {
   Ratio ratio;
-  std::vector<float> rotated(dim);
+  std::vector<float> rotated(dim), difference(dim);
+  const float* const back = transform.dual == transform.rotation ? nullptr : transform.dual;
   for (size_t row = 0; row < exact.size(); row += size_t{kRowStep} * dim) {
-    Rotate(&exact[row], rotation, false, dim, rotated.data());
+    Rotate(&exact[row], transform.rotation, false, dim, rotated.data());
+    for (int c = 0; c < dim; ++c) rotated[c] = stored[row + c] - rotated[c];
+    Rotate(rotated.data(), back, true, dim, difference.data());
     for (int c = 0; c < dim; ++c) {
-      const double difference = stored[row + c] - rotated[c];
-      ratio.difference += difference * difference;
+      ratio.difference += double{difference[c]} * difference[c];
       ratio.whole += double{exact[row + c]} * exact[row + c];
     }
   }
@@ -112,17 +114,17 @@ WindowError MeasureWindow(const QuantizeParams& window, std::span<const float> q
   std::vector<float> rotated(dim), exact(dim), basis(dim), got(dim);
   for (size_t at = 0; at + dim <= queries.size(); at += dim) {
     AttendWindow(&queries[at], k, v, dim, scale, soft_cap, exact.data());
-    Rotate(&queries[at], window.k_transform.rotation, false, dim, rotated.data());
+    Rotate(&queries[at], window.k_transform.inverse(), false, dim, rotated.data());
     AttendWindow(rotated.data(), stored_k, stored_v, dim, scale, soft_cap, basis.data());
-    Rotate(basis.data(), window.v_transform.rotation, true, dim, got.data());
+    Rotate(basis.data(), window.v_transform.inverse(), true, dim, got.data());
     for (int c = 0; c < dim; ++c) {
       attention.difference += double{got[c] - exact[c]} * (got[c] - exact[c]);
       attention.whole += double{exact[c]} * exact[c];
     }
   }
   return {.attention = attention.value(),
-          .key = RowError(k, stored_k, window.k_transform.rotation, dim),
-          .value = RowError(v, stored_v, window.v_transform.rotation, dim)};
+          .key = RowError(k, stored_k, window.k_transform, dim),
+          .value = RowError(v, stored_v, window.v_transform, dim)};
 }
 
 }  // namespace crumb::kernels

@@ -19,8 +19,8 @@ struct WindowError {
 //
 // The attention error is ||o' - o|| / ||o|| over all queries together, where o is the attention
 // output over this window alone with its exact rows and o' the same with the tile. The key and
-// value errors are ||y' - y|| / ||x|| over every eighth row, where x is a row, y its rotated and
-// centred form and y' the tile's value of that.
+// value errors are ||x' - x|| / ||x|| over every eighth row, where x is a row and x' the row that
+// the tile stands for.
 //
 // `window` is the argument of the QuantizeTile call that wrote the tile; `queries` [n, head_dim]
 // are queries of heads that read this KV head, in the model's basis; `scale` is the factor of q.k;

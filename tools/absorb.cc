@@ -185,16 +185,17 @@ class Absorber {
     return absl::OkStatus();
   }
 
-  std::vector<Eigen::MatrixXf> RotationsOf(int index) const {
+  // Returns the matrices of one layer for every KV head of the model.
+  std::vector<Eigen::MatrixXf> MatricesOf(const std::vector<float>& values, int index) const {
     const int64_t dim = file_.head_dim;
-    std::vector<Eigen::MatrixXf> rotations;
+    std::vector<Eigen::MatrixXf> matrices;
     for (int head = 0; head < weights_->kv_heads(); ++head) {
       const int64_t layer_at = file_.layers == 1 ? 0 : index;
       const int64_t at = layer_at * file_.kv_heads + (file_.kv_heads == 1 ? 0 : head);
-      rotations.emplace_back(
-          Eigen::Map<const calibration::RowMajorF>(&file_.rotation_v[at * dim * dim], dim, dim));
+      matrices.emplace_back(
+          Eigen::Map<const calibration::RowMajorF>(&values[at * dim * dim], dim, dim));
     }
-    return rotations;
+    return matrices;
   }
 
   absl::Status Put(const RawTensor& tensor, std::span<const std::byte> bytes) const {
@@ -231,7 +232,9 @@ class Absorber {
       before.v_bias = bias->values.row(0).transpose();
     }
     ValuePath after = before;
-    calibration::AbsorbRotation(RotationsOf(index), after);
+    calibration::AbsorbRotation(
+        MatricesOf(file_.rotation_v, index),
+        MatricesOf(file_.dual_v.empty() ? file_.rotation_v : file_.dual_v, index), after);
     v_linear.values = std::move(after.v_weight);
     o_linear.values = std::move(after.o_weight);
     CRUMB_RETURN_IF_ERROR(Replace(v, v_linear));

@@ -26,6 +26,8 @@ absl::StatusOr<calibration::CalibrationOptions> OptionsFor(const CalibrateComman
     return absl::InvalidArgumentError(
         "nothing says for how many positions to calibrate; say it with --positions");
   }
+  if (command.whitening_k) options.whitening_k = *command.whitening_k;
+  if (command.whitening_v) options.whitening_v = *command.whitening_v;
   if (command.clip_k) options.clip_k = *command.clip_k;
   if (command.clip_v) options.clip_v = *command.clip_v;
   if (command.value_hessian) {
@@ -45,6 +47,8 @@ absl::StatusOr<RotationFile> FromText(const CalibrateCommand& command, const Pro
                                                                     .threads = command.threads}));
   CRUMB_ASSIGN_OR_RETURN(auto options,
                          OptionsFor(command, source->shape(), source->config().max_positions));
+  CRUMB_ASSIGN_OR_RETURN(options.value_hessians,
+                         OutputProjectionHessians(command.model, source->shape()));
   options.warn = warn;
   options.parallel_for = [&source](int count, const std::function<void(int)>& body) {
     source->pool().ParallelFor(count, body);

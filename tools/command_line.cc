@@ -259,8 +259,14 @@ class Grammar {
             ->excludes(text);
     AddActivationModel(sub, *options);
     sub->add_flag("--value-hessian", options->value_hessian,
-                  "add feedback for values, from the model's o_proj")
+                  "with activations: add feedback for values, from the model's o_proj")
         ->needs(model);
+    sub->add_option("--whiten-k", options->whitening_k,
+                    "crumb: how far keys' bases level the variance of channels; 0: not at all, and "
+                    "bases are orthogonal")
+        ->check(CLI::Range(0.0, 1.0));
+    sub->add_option("--whiten-v", options->whitening_v, "the same for values")
+        ->check(CLI::Range(0.0, 1.0));
     sub->add_option("--out", options->out, "rotation file to write")->required();
     sub->add_option("--positions", options->positions,
                     "tokens of the serving context; default: the model's maximum")

@@ -117,7 +117,9 @@ struct CalibrateCommand {
   std::optional<double> rope_theta;
   std::string rope_scaling;  // JSON, as in config.json
   std::optional<int> rotary_dim;
-  bool value_hessian = false;  // adds feedback for values, from the model's o_proj
+  bool value_hessian = false;  // adds feedback for values to that of activations, from o_proj
+  // Exponents of the bases of `crumb`; 0: orthogonal.
+  std::optional<double> whitening_k, whitening_v;
   int context = 1024;
   int tokens = 32768;
   int head_dim = 128;  // used by hadamard and naive

@@ -17,6 +17,7 @@ namespace {
 
 constexpr double kOrthogonalTolerance = 1e-6;
 // The largest relative deviation of diag(R' C R) from its mean, which is a product of f32 arrays.
+constexpr double kDualTolerance = 1e-5;  // a basis that is not orthogonal enlarges rounding
 constexpr double kDiagonalTolerance = 1e-4;
 constexpr double kDamp = 0.01;
 constexpr int kTopEigenvalues = 8;
@@ -38,13 +39,20 @@ double TopShare(const Eigen::VectorXd& eigenvalues) {
   return eigenvalues.tail(top).sum() / std::max(eigenvalues.sum(), 1e-30);
 }
 
+// Returns Q of R Q' = I, which is R where that is orthogonal.
+const std::vector<float>& DualOf(const std::vector<float>& rotation,
+                                 const std::vector<float>& dual) {
+  return dual.empty() ? rotation : dual;
+}
+
 // Returns the weighted error with feedback over that without. For R = U H P it follows from the
 // eigenvalues alone: R' C R = P H diag(eigenvalues) H P.
 double FeedbackGain(const RotationFile& file, int64_t at) {
   double gain = 1.0;
   if (!file.covariance_k.empty() && !file.rotation_k.empty()) {
     calibration::FeedbackFactor(MatrixOf(file.covariance_k, at, file.head_dim),
-                                MatrixOf(file.rotation_k, at, file.head_dim), kDamp, &gain);
+                                MatrixOf(DualOf(file.rotation_k, file.dual_k), at, file.head_dim),
+                                kDamp, &gain);
   } else {
     const Eigen::MatrixXd spectrum =
         RowOf(file.eigenvalues_k, at, file.head_dim).cwiseMax(0.0).asDiagonal();
@@ -105,21 +113,22 @@ nlohmann::json JsonNumber(const std::optional<double>& value) {
 
 // The results of the checks. A check is absent if the file lacks the arrays for it.
 struct RotationErrors {
-  std::optional<double> orthogonal;  // largest |R'R - I|
-  std::optional<double> diagonal;    // largest relative deviation of diag(R' C R) from its mean
+  std::optional<double> orthogonal;  // largest |R' Q - I|, with Q = R where there is no dual
+  std::optional<double> diagonal;    // largest relative deviation of diag(Q' C Q) from its mean
 };
 
 RotationErrors ErrorsOf(const RotationFile& file, const std::vector<float>& rotation,
-                        const std::vector<float>& covariance) {
+                        const std::vector<float>& dual, const std::vector<float>& covariance) {
   RotationErrors errors;
   const int dim = file.head_dim;
   const Eigen::MatrixXd identity = Eigen::MatrixXd::Identity(dim, dim);
   for (int64_t at = 0; at < int64_t{file.layers} * file.kv_heads && !rotation.empty(); ++at) {
     const Eigen::MatrixXd r = MatrixOf(rotation, at, dim);
-    const double off = (r.transpose() * r - identity).cwiseAbs().maxCoeff();
+    const Eigen::MatrixXd q = MatrixOf(DualOf(rotation, dual), at, dim);
+    const double off = (r.transpose() * q - identity).cwiseAbs().maxCoeff();
     errors.orthogonal = std::max(errors.orthogonal.value_or(0.0), off);
     if (covariance.empty()) continue;
-    const Eigen::VectorXd diagonal = (r.transpose() * MatrixOf(covariance, at, dim) * r).diagonal();
+    const Eigen::VectorXd diagonal = (q.transpose() * MatrixOf(covariance, at, dim) * q).diagonal();
     const double deviation =
         (diagonal.array() - diagonal.mean()).abs().maxCoeff() / std::max(diagonal.mean(), 1e-30);
     errors.diagonal = std::max(errors.diagonal.value_or(0.0), deviation);
@@ -213,22 +222,25 @@ CommandResult RunRotationVerify(const RotationVerifyCommand& command) {
   const auto file = ReadRotationFile(command.file);
   if (!file.ok()) return CommandResult::Failed(file.status());
   CommandResult result = CommandResult::Done("", nlohmann::json::object());
-  const RotationErrors k = ErrorsOf(*file, file->rotation_k, file->covariance_k);
-  const RotationErrors v = ErrorsOf(*file, file->rotation_v, file->covariance_v);
-  std::optional<double> orthogonal, diagonal;
+  const RotationErrors k = ErrorsOf(*file, file->rotation_k, file->dual_k, file->covariance_k);
+  const RotationErrors v = ErrorsOf(*file, file->rotation_v, file->dual_v, file->covariance_v);
+  std::optional<double> diagonal;
+  bool inverse = true;
   for (const auto& [name, errors] : {std::pair{"K", k}, std::pair{"V", v}}) {
     const std::string side(name), small = side == "K" ? "k" : "v";
-    result.text += ErrorLine((side + ": orthogonality error").c_str(), errors.orthogonal,
-                             kOrthogonalTolerance, "rotation");
+    const bool dual = !(side == "K" ? file->dual_k : file->dual_v).empty();
+    const double most = dual ? kDualTolerance : kOrthogonalTolerance;
+    result.text +=
+        ErrorLine((side + (dual ? ": error of the dual" : ": orthogonality error")).c_str(),
+                  errors.orthogonal, most, "rotation");
     result.text += ErrorLine((side + ": diag(R' C R) deviates by").c_str(), errors.diagonal,
                              kDiagonalTolerance, "covariance");
     result.json["orthogonality_error_" + small] = JsonNumber(errors.orthogonal);
     result.json["diagonal_deviation_" + small] = JsonNumber(errors.diagonal);
-    if (errors.orthogonal) orthogonal = std::max(orthogonal.value_or(0.0), *errors.orthogonal);
+    inverse = inverse && errors.orthogonal.value_or(0.0) <= most;
     if (errors.diagonal) diagonal = std::max(diagonal.value_or(0.0), *errors.diagonal);
   }
-  if (!(orthogonal.value_or(0.0) <= kOrthogonalTolerance) ||
-      !(diagonal.value_or(0.0) <= kDiagonalTolerance)) {
+  if (!inverse || !(diagonal.value_or(0.0) <= kDiagonalTolerance)) {
     result.status = absl::DataLossError(
         command.file + ": its rotations are not orthogonal, or do not fit its covariances");
   }

@@ -142,7 +142,8 @@ EvictResult RunEvict(const EvictWorkload& w) {
   const Device<kernels::Bf16> ring = Allocate<kernels::Bf16>(rows * kDim);
   FillBf16(rows * kDim, 3, ring.get());
   const Device<uint8_t> tiles = Allocate<uint8_t>(matrices * windows * copies * tile.int2_bytes());
-  const EvictTransforms transforms(static_cast<int>(matrices));
+  const bool metric = w.method == "crumb-metric", crumb = metric || w.method == "crumb";
+  const EvictTransforms transforms(static_cast<int>(matrices), metric);
   std::vector<uint64_t> ring_address, tile_address;
   for (int i = 0; i < windows * copies; ++i) {
     ring_address.push_back(reinterpret_cast<uint64_t>(ring.get()) + i * matrices * head_bytes);
@@ -157,7 +158,7 @@ EvictResult RunEvict(const EvictWorkload& w) {
   p.windows = count.get();
   p.ring_begin = begin.get();
   if (w.method != "naive") transforms.Set(&p);
-  if (w.method == "crumb") {
+  if (crumb) {
     p.method = kernels::Method::kCrumb;
     p.k.clip = p.v.clip = 0.92f;
   }
@@ -183,8 +184,8 @@ EvictResult RunEvict(const EvictWorkload& w) {
   on_host.shape = tile;
   on_host.method = p.method;
   if (w.method != "naive") {
-    on_host.k_transform = transforms.OnHost(p.k.clip, w.method == "crumb");
-    on_host.v_transform = transforms.OnHost(p.v.clip, w.method == "crumb");
+    on_host.k_transform = transforms.OnHost(p.k.clip, crumb);
+    on_host.v_transform = transforms.OnHost(p.v.clip, crumb);
   }
   const Sample sample = CompareSample(on_host, tile_count * copies, ring.get(), tiles.get());
   result.codes_differ = sample.CodesDiffer();
@@ -205,6 +206,10 @@ std::vector<EvictWorkload> StandardEvictWorkloads() {
                                        {"crumb", 36, 256, 85, sums}});
   }
   workloads.insert(workloads.end(), {{"naive", 1, 4096}, {"naive", 1, 65536}, {"naive", 36, 256}});
+  workloads.insert(workloads.end(), {{"crumb-metric", 1, 256},
+                                     {"crumb-metric", 1, 4096},
+                                     {"crumb-metric", 1, 65536},
+                                     {"crumb-metric", 36, 256}});
   return workloads;
 }
 

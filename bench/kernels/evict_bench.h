@@ -10,7 +10,7 @@
 namespace crumb::bench {
 
 struct EvictWorkload {
-  std::string method;
+  std::string method;  // a method, or crumb-metric: crumb whose feedback has weights
   int layers = 1;
   int tokens = 64;  // tokens of each layer
   double target_us = 0.0;

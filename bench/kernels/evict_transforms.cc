@@ -33,10 +33,10 @@ constexpr float kMean = 0.01f;
 
 }  // namespace
 
-EvictTransforms::EvictTransforms(int matrices) : matrices_(matrices), random_(9) {
+EvictTransforms::EvictTransforms(int matrices, bool metric) : matrices_(matrices), random_(9) {
   std::vector<float> rotations, feedbacks;
   host_rotation_ = RandomRotation(kDim, random_);
-  host_feedback_ = RandomFeedback();
+  host_feedback_ = RandomFeedback(metric);
   for (int i = 0; i < 2 * matrices; ++i) {
     rotations.insert(rotations.end(), host_rotation_.begin(), host_rotation_.end());
     feedbacks.insert(feedbacks.end(), host_feedback_.begin(), host_feedback_.end());
@@ -75,11 +75,13 @@ kernels::cuda::EvictTransform EvictTransforms::Of(size_t matrix, float clip) con
               feedback_.get() + matrix * kernels::cuda::EvictFeedbackBytes(kDim))};
 }
 
-// Returns a strictly upper matrix with entries like those of a damped factorization.
-std::vector<float> EvictTransforms::RandomFeedback() {
+// Returns an upper matrix with entries like those of a damped factorization. Its diagonal is 0, or
+// with `metric` 1.
+std::vector<float> EvictTransforms::RandomFeedback(bool metric) {
   std::vector<float> feedback(static_cast<size_t>(kDim) * kDim, 0.0f);
   std::normal_distribution<float> normal;
   for (int i = 0; i < kDim; ++i) {
+    if (metric) feedback[i * kDim + i] = 1.0f;
     for (int j = i + 1; j < kDim; ++j) {
       feedback[i * kDim + j] = 0.3f / (1 + j - i) * normal(random_);
     }

@@ -16,7 +16,8 @@ namespace crumb::bench {
 // waits for the copies.
 class EvictTransforms {
  public:
-  explicit EvictTransforms(int matrices);
+  // With `metric` feedback has weights: a row keeps its inner product in their metric.
+  EvictTransforms(int matrices, bool metric);
 
   // Sets the transforms of `p`, with the clips of the method oscar.
   void Set(kernels::cuda::EvictParams* p) const;
@@ -27,7 +28,7 @@ class EvictTransforms {
 
  private:
   kernels::cuda::EvictTransform Of(size_t matrix, float clip) const;
-  std::vector<float> RandomFeedback();
+  std::vector<float> RandomFeedback(bool metric);
 
   size_t matrices_;
   std::mt19937 random_;

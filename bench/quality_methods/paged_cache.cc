@@ -133,11 +133,13 @@ void PagedCache::StoreTile(int layer, int head, int page) {
   params.k_transform = {.rotation = ItemOf(data.rotation_k(), head, dim * dim),
                         .mean = ItemOf(data.rotated_mean_k(), mean_row, dim),
                         .clip = options_.clip_k,
-                        .feedback = ItemOf(data.feedback_k(), head, dim * dim)};
+                        .feedback = ItemOf(data.feedback_k(), head, dim * dim),
+                        .dual = ItemOf(data.dual_k(), head, dim * dim)};
   params.v_transform = {.rotation = ItemOf(data.rotation_v(), head, dim * dim),
                         .mean = ItemOf(data.rotated_mean_v(), head, dim),
                         .clip = options_.clip_v,
-                        .feedback = ItemOf(data.feedback_v(), head, dim * dim)};
+                        .feedback = ItemOf(data.feedback_v(), head, dim * dim),
+                        .dual = ItemOf(data.dual_v(), head, dim * dim)};
   params.tile = tiles.get() + shape_.int2_bytes() * head;
   kernels::QuantizeTile(params);
   window_bytes_ = shape_.int2_bytes();
@@ -190,8 +192,8 @@ absl::Status PagedCache::Attend(int layer, int tokens, const Bf16* q, float* out
     }
     params.page_address = addresses.data();
     params.page_head_stride = static_cast<int64_t>(shape_.int2_bytes());
-    params.rotation_k = data.rotation_k();
-    params.rotation_v = data.rotation_v();
+    params.rotation_k = data.dual_k();
+    params.rotation_v = data.dual_v();
     params.mean_v = data.rotated_mean_v();
     params.shift = data.shift();
     params.pages_per_position_block = options_.pages_per_position_block;

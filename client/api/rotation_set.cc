@@ -29,14 +29,16 @@ absl::Status CheckArray(const char* name, const std::vector<float>& values, size
   return absl::OkStatus();
 }
 
-absl::Status CheckOrthogonal(const char* name, const float* matrix, int dim) {
+// Checks that matrix times the transpose of `other` is the identity.
+absl::Status CheckInverse(const std::string& what, const float* matrix, const float* other,
+                          int dim) {
   for (int i = 0; i < dim; ++i) {
-    for (int j = 0; j <= i; ++j) {
+    for (int j = 0; j < dim; ++j) {
       double dot = 0.0;
-      for (int c = 0; c < dim; ++c) dot += double{matrix[i * dim + c]} * matrix[j * dim + c];
-      if (std::abs(dot - (i == j ? 1.0 : 0.0)) > kOrthogonalTolerance) {
-        return absl::InvalidArgumentError(std::string(name) + " is not orthogonal at rows " +
-                                          std::to_string(i) + ", " + std::to_string(j));
+      for (int c = 0; c < dim; ++c) dot += double{matrix[i * dim + c]} * other[j * dim + c];
+      if (!(std::abs(dot - (i == j ? 1.0 : 0.0)) <= kOrthogonalTolerance)) {
+        return absl::InvalidArgumentError(what + " at rows " + std::to_string(i) + ", " +
+                                          std::to_string(j));
       }
     }
   }
@@ -86,16 +88,40 @@ std::vector<float> LayerOf(const std::vector<float>& values, int layer, int head
   return out;
 }
 
+absl::Status CheckRotations(const std::string& side, const std::vector<float>& rotations,
+                            const std::vector<float>& duals, int dim) {
+  if (!duals.empty() && rotations.empty()) {
+    return absl::InvalidArgumentError("dual_" + side + " without rotation_" + side);
+  }
+  const std::string what = duals.empty()
+                               ? "rotation_" + side + " is not orthogonal"
+                               : "dual_" + side + " is not the inverse of rotation_" + side;
+  const std::vector<float>& others = duals.empty() ? rotations : duals;
+  const size_t item = static_cast<size_t>(dim) * dim;
+  for (size_t at = 0; at < rotations.size(); at += item) {
+    CRUMB_RETURN_IF_ERROR(CheckInverse(what, &rotations[at], &others[at], dim));
+  }
+  return absl::OkStatus();
+}
+
 Digest DigestOf(const std::string& name, const RotationSet::Arrays& arrays) {
   std::string bytes = "crumb/rotation/1\n" + name;
+  const auto append = [&bytes](const std::vector<float>& values) {
+    bytes += "\n" + std::to_string(values.size()) + "\n";
+    bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+  };
   for (const int size : {arrays.layers, arrays.kv_heads, arrays.head_dim, arrays.position_blocks,
                          arrays.pages_per_position_block, arrays.q_heads}) {
     bytes += "\n" + std::to_string(size);
   }
   for (const auto* values : {&arrays.rotation_k, &arrays.rotation_v, &arrays.mean_k, &arrays.mean_v,
                              &arrays.feedback_k, &arrays.feedback_v, &arrays.shift}) {
-    bytes += "\n" + std::to_string(values->size()) + "\n";
-    bytes.append(reinterpret_cast<const char*>(values->data()), values->size() * sizeof(float));
+    append(*values);
+  }
+  // Sets without duals keep the digest that they had before there were any.
+  for (const auto* values : {&arrays.dual_k, &arrays.dual_v}) {
+    if (arrays.dual_k.empty() && arrays.dual_v.empty()) break;
+    append(*values);
   }
   return Sha256(bytes);
 }
@@ -141,6 +167,8 @@ absl::StatusOr<RotationSet> RotationSet::Of(const std::string& name, Arrays arra
   const size_t dim = arrays.head_dim;
   CRUMB_RETURN_IF_ERROR(CheckArray("rotation_k", arrays.rotation_k, matrices * dim * dim));
   CRUMB_RETURN_IF_ERROR(CheckArray("rotation_v", arrays.rotation_v, matrices * dim * dim));
+  CRUMB_RETURN_IF_ERROR(CheckArray("dual_k", arrays.dual_k, matrices * dim * dim));
+  CRUMB_RETURN_IF_ERROR(CheckArray("dual_v", arrays.dual_v, matrices * dim * dim));
   CRUMB_RETURN_IF_ERROR(
       CheckArray("mean_k", arrays.mean_k, matrices * arrays.position_blocks * dim));
   CRUMB_RETURN_IF_ERROR(CheckArray("mean_v", arrays.mean_v, matrices * dim));
@@ -149,16 +177,8 @@ absl::StatusOr<RotationSet> RotationSet::Of(const std::string& name, Arrays arra
   CRUMB_RETURN_IF_ERROR(
       CheckArray("shift", arrays.shift, static_cast<size_t>(arrays.layers) * arrays.q_heads));
   CRUMB_RETURN_IF_ERROR(CheckArray("attention_error", arrays.attention_error, matrices));
-  for (size_t i = 0; i < matrices; ++i) {
-    if (!arrays.rotation_k.empty()) {
-      CRUMB_RETURN_IF_ERROR(
-          CheckOrthogonal("rotation_k", &arrays.rotation_k[i * dim * dim], arrays.head_dim));
-    }
-    if (!arrays.rotation_v.empty()) {
-      CRUMB_RETURN_IF_ERROR(
-          CheckOrthogonal("rotation_v", &arrays.rotation_v[i * dim * dim], arrays.head_dim));
-    }
-  }
+  CRUMB_RETURN_IF_ERROR(CheckRotations("k", arrays.rotation_k, arrays.dual_k, arrays.head_dim));
+  CRUMB_RETURN_IF_ERROR(CheckRotations("v", arrays.rotation_v, arrays.dual_v, arrays.head_dim));
   return Make(name, std::move(arrays));
 }
 
@@ -169,6 +189,8 @@ absl::StatusOr<RotationSet> RotationSet::FromFile(const RotationFile& file,
                 .head_dim = file.head_dim,
                 .rotation_k = file.rotation_k,
                 .rotation_v = file.rotation_v,
+                .dual_k = file.dual_k,
+                .dual_v = file.dual_v,
                 .position_blocks = file.position_blocks,
                 .pages_per_position_block = file.pages_per_position_block,
                 .q_heads = file.q_heads,
@@ -246,6 +268,8 @@ std::vector<std::shared_ptr<const RotationSet::Layer>> RotationSet::Expand(
     };
     layer->rotation_k_ = take(arrays.rotation_k, dim * dim);
     layer->rotation_v_ = take(arrays.rotation_v, dim * dim);
+    layer->dual_k_ = take(arrays.dual_k, dim * dim);
+    layer->dual_v_ = take(arrays.dual_v, dim * dim);
     const int blocks = arrays.position_blocks;
     const std::vector<float> mean_k = take(arrays.mean_k, blocks * dim);
     layer->mean_k_columns_ = Transpose(mean_k, blocks, arrays.head_dim);

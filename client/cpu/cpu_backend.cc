@@ -74,11 +74,13 @@ kernels::QuantizeParams CpuBackend::TileParams(const WindowRows& rows, int posit
   params.k_transform = {.rotation = ItemOf(data.rotation_k(), head, dim * dim),
                         .mean = ItemOf(data.rotated_mean_k(), mean_row, dim),
                         .clip = options_.clip_k,
-                        .feedback = ItemOf(data.feedback_k(), head, dim * dim)};
+                        .feedback = ItemOf(data.feedback_k(), head, dim * dim),
+                        .dual = ItemOf(data.dual_k(), head, dim * dim)};
   params.v_transform = {.rotation = ItemOf(data.rotation_v(), head, dim * dim),
                         .mean = ItemOf(data.rotated_mean_v(), head, dim),
                         .clip = options_.clip_v,
-                        .feedback = ItemOf(data.feedback_v(), head, dim * dim)};
+                        .feedback = ItemOf(data.feedback_v(), head, dim * dim),
+                        .dual = ItemOf(data.dual_v(), head, dim * dim)};
   params.tile = reinterpret_cast<uint8_t*>(tile);
   return params;
 }
@@ -182,8 +184,8 @@ kernels::AttentionParams CpuBackend::ParamsOf(const AttentionCall& call) const {
   params.recent_token_stride = call.recent.token_stride;
   if (call.history_format == PageFormat::kInt2) {
     const RotationSet::Layer& data = *layers_[call.layer];
-    params.rotation_k = data.rotation_k();
-    params.rotation_v = data.rotation_v();
+    params.rotation_k = data.dual_k();
+    params.rotation_v = data.dual_v();
     params.mean_v = data.rotated_mean_v();
     params.shift = data.shift();
     params.pages_per_position_block = options_.rotations.pages_per_position_block();

@@ -12,6 +12,15 @@ namespace crumb::client {
 
 using Layer = RotationSet::Layer;
 
+namespace {
+
+// Returns null if both are the same array, which then need not be copied twice.
+const float* Unlike(const float* array, const float* other) {
+  return array == other ? nullptr : array;
+}
+
+}  // namespace
+
 // Uploader copies arrays of all layers to the device, on a stream of its own.
 class DeviceConstants::Uploader {
  public:
@@ -110,6 +119,10 @@ absl::StatusOr<std::unique_ptr<DeviceConstants>> DeviceConstants::Upload(
       uploader.Send([](const Layer& l) { return l.rotation_k(); }, square, &c.rotation_k_));
   CRUMB_RETURN_IF_ERROR(
       uploader.Send([](const Layer& l) { return l.rotation_v(); }, square, &c.rotation_v_));
+  CRUMB_RETURN_IF_ERROR(uploader.Send(
+      [](const Layer& l) { return Unlike(l.dual_k(), l.rotation_k()); }, square, &c.dual_k_));
+  CRUMB_RETURN_IF_ERROR(uploader.Send(
+      [](const Layer& l) { return Unlike(l.dual_v(), l.rotation_v()); }, square, &c.dual_v_));
   CRUMB_RETURN_IF_ERROR(uploader.Send([](const Layer& l) { return l.mean_k_columns(); },
                                       vector * blocks, &c.mean_k_columns_));
   CRUMB_RETURN_IF_ERROR(uploader.Send([](const Layer& l) { return l.rotated_mean_k(); },

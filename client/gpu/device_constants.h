@@ -20,8 +20,8 @@ class DeviceConstants {
                                                                  const WorkerOptions& options);
 
   // Device addresses of one layer's data, as in RotationSet::Layer; null means identity or zero.
-  const float* rotation_k(int layer) const { return At(rotation_k_, layer); }
-  const float* rotation_v(int layer) const { return At(rotation_v_, layer); }
+  const float* dual_k(int layer) const { return At(Either(dual_k_, rotation_k_), layer); }
+  const float* dual_v(int layer) const { return At(Either(dual_v_, rotation_v_), layer); }
   const float* mean_k_columns(int layer) const { return At(mean_k_columns_, layer); }
   const float* mean_v(int layer) const { return At(mean_v_, layer); }
   const float* shift(int layer) const { return At(shift_, layer); }
@@ -43,7 +43,12 @@ class DeviceConstants {
     return reinterpret_cast<const float*>(array.memory.get()) + array.elements * layer;
   }
 
+  static const Array& Either(const Array& first, const Array& second) {
+    return first.elements != 0 ? first : second;
+  }
+
   Array rotation_k_, rotation_v_, mean_k_columns_, mean_v_, shift_, sink_logits_;
+  Array dual_k_, dual_v_;  // empty where the rotation is orthogonal
   Array rotated_mean_k_, spread_mean_v_;
   DeviceBuffer prepared_k_, prepared_v_, feedback_k_, feedback_v_;
   kernels::cuda::EvictTransform evict_k_, evict_v_;

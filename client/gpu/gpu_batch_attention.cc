@@ -112,8 +112,8 @@ void GpuBatch::SetInputs(int layer, const float* offsets,
   params->sink = g.SinkRows(layer, tables_->sinks(0));
   params->recent = ring.Rows(layer, tables_->rings(0));
   params->recent_capacity = ring.capacity;
-  params->rotation_k = parts_.constants.rotation_k(layer);
-  params->rotation_v = parts_.constants.rotation_v(layer);
+  params->rotation_k = parts_.constants.dual_k(layer);
+  params->rotation_v = parts_.constants.dual_v(layer);
   params->mean_v = parts_.constants.mean_v(layer);
   params->offset = offsets;
   params->position_blocks = parts_.options.rotations.position_blocks();

@@ -134,8 +134,8 @@ void GpuBlockAttention::SetInputs(int layer, const BlockPool& pool, const FreshR
   params->recent = params->sink;
   params->recent.address = tables_.recent_address + first_entry;
   params->recent_capacity = static_cast<int>(slots());  // rows are adjacent and never wrap
-  params->rotation_k = constants_->rotation_k(layer);
-  params->rotation_v = constants_->rotation_v(layer);
+  params->rotation_k = constants_->dual_k(layer);
+  params->rotation_v = constants_->dual_v(layer);
   params->mean_v = constants_->mean_v(layer);
   params->offset = offsets;
   params->position_blocks = options_.rotations.position_blocks();

@@ -370,8 +370,8 @@ absl::Status DeviceCache::Dequantize(const DeviceCopyWork& work, Pages pages,
   params.kv = KvOf(work, pages, table);
   params.k_scale = Scales(false, work.layer_begin);
   params.v_scale = Scales(true, work.layer_begin);
-  params.k = {.rotation = constants_->rotation_k(work.layer_begin), .mean = mean(means_.k)};
-  params.v = {.rotation = constants_->rotation_v(work.layer_begin), .mean = mean(means_.v)};
+  params.k = {.rotation = constants_->dual_k(work.layer_begin), .mean = mean(means_.k)};
+  params.v = {.rotation = constants_->dual_v(work.layer_begin), .mean = mean(means_.v)};
   params.position_block = table.position_block;
   params.position_blocks = blocks;
   return device_->kernels().Dequantize(params, stream);

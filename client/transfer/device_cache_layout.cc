@@ -77,8 +77,8 @@ ModelBasisMeans ModelBasisMeansOf(const WorkerOptions& options) {
           means.v.push_back(rotated[i]);
           continue;
         }
-        // mu = (mu R) R'
-        const float* matrix_row = layer->rotation_v() + (int64_t{head} * dim + i) * dim;
+        // mu = (mu R) Q'
+        const float* matrix_row = layer->dual_v() + (int64_t{head} * dim + i) * dim;
         double sum = 0.0;
         for (int j = 0; j < dim; ++j) sum += double{rotated[j]} * matrix_row[j];
         means.v.push_back(static_cast<float>(sum));

@@ -90,7 +90,7 @@ void RowsToModel(const RowTransform& transform, int dim, int count, float* rows)
     }
     if (transform.rotation == nullptr) continue;
     alignas(64) float out[kBlock * 256];
-    InverseRotateRows<V>(block, kBlock, dim, transform.rotation, out);
+    InverseRotateRows<V>(block, kBlock, dim, transform.inverse(), out);
     std::memcpy(block, out, kBlock * dim * sizeof(float));
   }
 }

@@ -27,11 +27,13 @@ inline constexpr int kFeedbackBlock = 8;  // channels whose sums stay in registe
 struct FeedbackRows {
   alignas(64) float y[kHeadDimMax][kGroupTokens];      // rotated and centred, never clipped
   alignas(64) float error[kHeadDimMax][kGroupTokens];  // y - z
+  // y - z plus the earlier channels' contributions: (y - z) (I + U)
+  alignas(64) float rest[kHeadDimMax][kGroupTokens];
   alignas(64) float code[kHeadDimMax][kGroupTokens];
   alignas(64) float threshold[kGroupTokens];  // clip threshold of the row
   alignas(64) float low[kHeadDimMax / 32][kGroupTokens];
   alignas(64) float scale[kHeadDimMax / 32][kGroupTokens];
-  alignas(64) float ratio[kGroupTokens];  // <y, y> / <y, z>, clamped
+  alignas(64) float ratio[kGroupTokens];  // <y, y> / <y, z> in the transform's metric, clamped
   bool finite[kGroupTokens];
 };
 
@@ -56,8 +58,21 @@ void FindRanges(const TileShape& shape, FeedbackRows& rows) {
   }
 }
 
-// Rounds channels [first, first + kFeedbackBlock) of V::kLanes rows. Row i of `feedback` [dim, dim]
-// holds the factors of channel i's error for later channels; null: none.
+// Adds the contributions of channels [0, first) of `from` to channels [first, first +
+// kFeedbackBlock) of V::kLanes rows. Row i of `feedback` [dim, dim] holds U's factors of channel i.
+template <typename V>
+void AddEarlierChannels(const float (&from)[kHeadDimMax][kGroupTokens], const float* feedback,
+                        int dim, int first, int lane, typename V::F (&sums)[kFeedbackBlock]) {
+  for (int i = 0; i < first; ++i) {
+    const typename V::F value = V::Load(from[i] + lane);
+    const float* weights = feedback + i * dim + first;
+    for (int c = 0; c < kFeedbackBlock; ++c) {
+      sums[c] = V::Add(sums[c], V::Mul(value, V::Set(weights[c])));
+    }
+  }
+}
+
+// Rounds channels [first, first + kFeedbackBlock) of V::kLanes rows. `feedback` may be null.
 template <typename V>
 void RoundBlock(const TileShape& shape, const float* feedback, int first, int lane,
                 FeedbackRows& rows) {
@@ -65,13 +80,7 @@ void RoundBlock(const TileShape& shape, const float* feedback, int first, int la
   typename V::F target[kFeedbackBlock];
   for (int c = 0; c < kFeedbackBlock; ++c) target[c] = V::Load(rows.y[first + c] + lane);
   if (feedback != nullptr) {
-    for (int i = 0; i < first; ++i) {
-      const typename V::F error = V::Load(rows.error[i] + lane);
-      const float* weights = feedback + i * dim + first;
-      for (int c = 0; c < kFeedbackBlock; ++c) {
-        target[c] = V::Add(target[c], V::Mul(error, V::Set(weights[c])));
-      }
-    }
+    AddEarlierChannels<V>(rows.error, feedback, dim, first, lane, target);
   }
   const typename V::F low = V::Load(rows.low[group] + lane);
   const typename V::F scale = V::Load(rows.scale[group] + lane);
@@ -84,6 +93,7 @@ void RoundBlock(const TileShape& shape, const float* feedback, int first, int la
     const typename V::F error = V::Sub(V::Load(rows.y[j] + lane), z);
     V::Store(rows.code[j] + lane, code);
     V::Store(rows.error[j] + lane, error);
+    V::Store(rows.rest[j] + lane, V::Sub(target[c], z));
     if (feedback == nullptr) continue;
     for (int later = c + 1; later < kFeedbackBlock; ++later) {
       const typename V::F weight = V::Set(feedback[j * dim + first + later]);
@@ -92,7 +102,20 @@ void RoundBlock(const TileShape& shape, const float* feedback, int first, int la
   }
 }
 
-// Computes <y, y> / <y, z> clamped to [1/2, 2], or 1 if <y, z> is not positive.
+// Sets the ratios own / product, clamped to [1/2, 2]. A ratio is 1 if <y, z> is not positive, or if
+// a sum is not finite.
+inline void SetRatios(const float (&own)[kGroupTokens], const float (&product)[kGroupTokens],
+                      FeedbackRows& rows) {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  for (int t = 0; t < kGroupTokens; ++t) {
+    const bool usable = product[t] > 0.0f && product[t] <= kMost && own[t] <= kMost;
+    rows.ratio[t] = usable ? std::clamp(own[t] / product[t], 1.0f / kInnerProductRatioMax,
+                                        kInnerProductRatioMax)
+                           : 1.0f;
+  }
+}
+
+// Finds the ratios <y, y> / <y, z>.
 template <typename V>
 void FindRatios(const TileShape& shape, FeedbackRows& rows) {
   alignas(64) float yy[kGroupTokens], yz[kGroupTokens];
@@ -110,22 +133,51 @@ void FindRatios(const TileShape& shape, FeedbackRows& rows) {
     V::Store(yy + lane, own);
     V::Store(yz + lane, product);
   }
-  for (int t = 0; t < kGroupTokens; ++t) {
-    rows.ratio[t] = yz[t] > 0.0f ? std::clamp(yy[t] / yz[t], 1.0f / kInnerProductRatioMax,
-                                              kInnerProductRatioMax)
-                                 : 1.0f;
+  SetRatios(yy, yz, rows);
+}
+
+// Finds the ratios y H y' / y H z' with the metric H = (I + U) D (I + U)' of `feedback`. With g = y
+// (I + U) and `rest` = (y - z) (I + U), the two are the sums of D g^2 and of D g (g - rest).
+template <typename V>
+void FindMetricRatios(const TileShape& shape, const float* feedback, FeedbackRows& rows) {
+  const int dim = shape.head_dim;
+  alignas(64) float yy[kGroupTokens], yz[kGroupTokens];
+  for (int lane = 0; lane < kGroupTokens; lane += V::kLanes) {
+    typename V::F own = V::Set(0.0f), product = V::Set(0.0f);
+    for (int first = 0; first < dim; first += kFeedbackBlock) {
+      typename V::F g[kFeedbackBlock];
+      for (int c = 0; c < kFeedbackBlock; ++c) g[c] = V::Load(rows.y[first + c] + lane);
+      AddEarlierChannels<V>(rows.y, feedback, dim, first, lane, g);
+      for (int c = 0; c < kFeedbackBlock; ++c) {
+        const int j = first + c;
+        for (int i = first; i < j; ++i) {
+          g[c] = V::Add(g[c], V::Mul(V::Load(rows.y[i] + lane), V::Set(feedback[i * dim + j])));
+        }
+        const typename V::F weighted = V::Mul(g[c], V::Set(feedback[j * dim + j]));
+        const typename V::F h = V::Sub(g[c], V::Load(rows.rest[j] + lane));
+        own = V::Add(own, V::Mul(weighted, g[c]));
+        product = V::Add(product, V::Mul(weighted, h));
+      }
+    }
+    V::Store(yy + lane, own);
+    V::Store(yz + lane, product);
   }
+  SetRatios(yy, yz, rows);
 }
 
 template <typename V>
-void RoundRows(const TileShape& shape, const float* feedback, FeedbackRows& rows) {
+void RoundRows(const TileShape& shape, const RowTransform& transform, FeedbackRows& rows) {
   FindRanges<V>(shape, rows);
   for (int lane = 0; lane < kGroupTokens; lane += V::kLanes) {
     for (int first = 0; first < shape.head_dim; first += kFeedbackBlock) {
-      RoundBlock<V>(shape, feedback, first, lane, rows);
+      RoundBlock<V>(shape, transform.feedback, first, lane, rows);
     }
   }
-  FindRatios<V>(shape, rows);
+  if (transform.has_metric()) {
+    FindMetricRatios<V>(shape, transform.feedback, rows);
+  } else {
+    FindRatios<V>(shape, rows);
+  }
 }
 
 // Transposes rows of `y` [16, head_dim]. Rows that are not finite become 0.
@@ -150,7 +202,7 @@ uint32_t QuantizeWithFeedback(const TileShape& shape, const RowTransform& transf
                               QuantizedRows& out) {
   FeedbackRows rows;
   TakeRows<V>(shape, transform.clip, y, rows);
-  RoundRows<V>(shape, transform.feedback, rows);
+  RoundRows<V>(shape, transform, rows);
   // A ratio at its limit shows that the clip has cut off most of the row.
   bool again = false;
   for (int t = 0; t < kGroupTokens; ++t) {
@@ -158,7 +210,7 @@ uint32_t QuantizeWithFeedback(const TileShape& shape, const RowTransform& transf
     rows.threshold[t] = kFeedbackMagnitudeMax;
     again = true;
   }
-  if (again && transform.clip > 0.0f) RoundRows<V>(shape, transform.feedback, rows);
+  if (again && transform.clip > 0.0f) RoundRows<V>(shape, transform, rows);
 
   uint32_t status = 0;
   for (int t = 0; t < kGroupTokens; ++t) {

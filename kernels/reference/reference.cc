@@ -163,15 +163,32 @@ void AddRange(const TileShape& shape, const std::vector<double>& y, int first, d
   scale.push_back(std::max(most - least, 1e-8) / 3.0);
 }
 
+// Returns x H y', where H is the metric (I + U) D (I + U)' of the transform, or the identity.
+double MetricProduct(const RowTransform& transform, const std::vector<double>& x,
+                     const std::vector<double>& y) {
+  const size_t d = x.size();
+  double sum = 0.0;
+  for (size_t j = 0; j < d; ++j) {
+    double from = x[j], to = y[j];
+    for (size_t i = 0; i < j && transform.has_metric(); ++i) {
+      from += x[i] * transform.feedback[i * d + j];
+      to += y[i] * transform.feedback[i * d + j];
+    }
+    sum += from * to * (transform.has_metric() ? transform.feedback[j * d + j] : 1.0);
+  }
+  return sum;
+}
+
 FeedbackRow RoundWithFeedback(const TileShape& shape, const std::vector<double>& y,
-                              const float* feedback, double threshold, const uint8_t* codes) {
+                              const RowTransform& transform, double threshold,
+                              const uint8_t* codes) {
   const int d = shape.head_dim;
+  const float* const feedback = transform.feedback;
   FeedbackRow row;
   for (int first = 0; first < d; first += shape.group_size) {
     AddRange(shape, y, first, threshold, row.minimum, row.scale);
   }
-  std::vector<double> error(d);
-  double own = 0.0, product = 0.0;
+  std::vector<double> error(d), z(d);
   for (int j = 0; j < d; ++j) {
     const int group = j / shape.group_size;
     double target = y[j];
@@ -181,11 +198,10 @@ FeedbackRow RoundWithFeedback(const TileShape& shape, const std::vector<double>&
     row.steps.push_back((target - row.minimum[group]) / row.scale[group]);
     const double code =
         codes != nullptr ? codes[j] : std::clamp(std::floor(row.steps[j] + 0.5), 0.0, 3.0);
-    const double z = row.minimum[group] + row.scale[group] * code;
-    error[j] = y[j] - z;
-    own += y[j] * y[j];
-    product += y[j] * z;
+    z[j] = row.minimum[group] + row.scale[group] * code;
+    error[j] = y[j] - z[j];
   }
+  const double own = MetricProduct(transform, y, y), product = MetricProduct(transform, y, z);
   if (product > 0.0) row.ratio = std::clamp(own / product, 0.5, 2.0);
   for (double& value : row.minimum) value *= row.ratio;
   for (double& value : row.scale) value *= row.ratio;
@@ -218,8 +234,8 @@ FeedbackRow QuantizeFeedbackRow(const TileShape& shape, const Bf16* x,
   if (!row.finite) return row;
   const double threshold = ClipThreshold(y, transform.clip);
   const bool clip_left_out =
-      RoundWithFeedback(shape, y, transform.feedback, threshold, nullptr).ratio >= 2.0;
-  row = RoundWithFeedback(shape, y, transform.feedback,
+      RoundWithFeedback(shape, y, transform, threshold, nullptr).ratio >= 2.0;
+  row = RoundWithFeedback(shape, y, transform,
                           clip_left_out ? std::numeric_limits<double>::max() : threshold, codes);
   row.clipped = !clip_left_out;
   return row;

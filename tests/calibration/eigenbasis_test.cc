@@ -60,15 +60,59 @@ TEST(EigenbasisOnceTest, HadamardIsSymmetricAndItsOwnInverse) {
   EXPECT_EQ(BitReverse(6, 3), 3);
 }
 
+TEST_P(EigenbasisTest, ADualBasisIsTheInverseAndLevelsTheWeights) {
+  const int dim = GetParam();
+  const Eigen::MatrixXd weights = SteepCovariance(dim, 10), covariance = SteepCovariance(dim, 11);
+  const DualBasis basis = MakeDualBasis(weights, covariance, 0.5);
+  const Eigen::MatrixXd product = basis.rotation * basis.dual.transpose();
+  EXPECT_LE((product - Eigen::MatrixXd::Identity(dim, dim)).cwiseAbs().maxCoeff(), 1e-10);
+  const Eigen::VectorXd diagonal = (basis.dual.transpose() * weights * basis.dual).diagonal();
+  EXPECT_LE((diagonal.array() / diagonal.mean() - 1.0).abs().maxCoeff(), 1e-9);
+  const double trace = (basis.rotation.transpose() * covariance * basis.rotation).trace();
+  EXPECT_NEAR(trace, covariance.trace(), 1e-9 * covariance.trace());
+}
+
+TEST_P(EigenbasisTest, ADualBasisStretchesByAPowerOfTheCovariance) {
+  const int dim = GetParam();
+  Eigen::VectorXd c(dim), s(dim);
+  for (int i = 0; i < dim; ++i) {
+    c[i] = 1.0 + (i * 7) % dim;
+    s[i] = 2.0 + (i * 5) % dim;
+  }
+  const DualBasis basis = MakeDualBasis(c.asDiagonal(), s.asDiagonal(), 0.5);
+  const Eigen::MatrixXd metric = basis.rotation * basis.rotation.transpose();
+  Eigen::VectorXd expected(dim);
+  for (int i = 0; i < dim; ++i) expected[i] = std::pow(s[i] / s.mean() + 0.03, -0.5);
+  expected *= s.sum() / expected.dot(s);
+  for (int i = 0; i < dim; ++i) {
+    EXPECT_NEAR(metric(i, i), expected[i], 1e-9 * expected[i]);
+    for (int j = 0; j < i; ++j) EXPECT_NEAR(metric(i, j), 0.0, 1e-9);
+  }
+}
+
+TEST_P(EigenbasisTest, ADualBasisOfRowsThatAreAlikeInAllDirectionsIsARotation) {
+  const int dim = GetParam();
+  const Eigen::MatrixXd weights = SteepCovariance(dim, 12);
+  for (const double scale : {0.0, 3.0}) {  // rows may be constant
+    const DualBasis basis =
+        MakeDualBasis(weights, scale * Eigen::MatrixXd::Identity(dim, dim), 0.5);
+    const Eigen::MatrixXd product = basis.rotation.transpose() * basis.rotation;
+    EXPECT_LE((product - Eigen::MatrixXd::Identity(dim, dim)).cwiseAbs().maxCoeff(), 1e-9);
+    const Eigen::VectorXd diagonal = (basis.dual.transpose() * weights * basis.dual).diagonal();
+    EXPECT_LE((diagonal.array() / diagonal.mean() - 1.0).abs().maxCoeff(), 1e-9);
+  }
+}
+
 TEST_P(EigenbasisTest, FeedbackFactorRebuildsTheWeights) {
   const int dim = GetParam();
   const Eigen::MatrixXd covariance = SteepCovariance(dim, 9);
   const Eigen::MatrixXd rotation = MakeEigenbasis(covariance).rotation;
   double gain = 0.0;
-  const Eigen::MatrixXd factor = FeedbackFactor(covariance, rotation, 0.01, &gain);
+  const Eigen::MatrixXd both = FeedbackFactor(covariance, rotation, 0.01, &gain);
   for (int i = 0; i < dim; ++i) {
-    for (int j = 0; j <= i; ++j) ASSERT_EQ(factor(i, j), 0.0);
+    for (int j = 0; j < i; ++j) ASSERT_EQ(both(i, j), 0.0);
   }
+  const Eigen::MatrixXd factor = both.triangularView<Eigen::StrictlyUpper>();
   EXPECT_LE(factor.cwiseAbs().maxCoeff(), 10.0);
   Eigen::MatrixXd weights = rotation.transpose() * covariance * rotation;
   weights /= weights.diagonal().mean();
@@ -81,6 +125,7 @@ TEST_P(EigenbasisTest, FeedbackFactorRebuildsTheWeights) {
   rest.diagonal().setZero();
   EXPECT_LE(rest.cwiseAbs().maxCoeff(), 1e-9);
   EXPECT_GT(diagonal.diagonal().minCoeff(), 0.0);
+  EXPECT_LE((diagonal.diagonal() - both.diagonal()).cwiseAbs().maxCoeff(), 1e-9);
   EXPECT_NEAR(gain, diagonal.diagonal().mean() / weights.diagonal().mean(), 1e-9);
   EXPECT_LT(gain, 0.9);
 }
@@ -88,7 +133,9 @@ TEST_P(EigenbasisTest, FeedbackFactorRebuildsTheWeights) {
 TEST(EigenbasisOnceTest, NoQueriesGiveNoFeedback) {
   const Eigen::MatrixXd zero = Eigen::MatrixXd::Zero(64, 64);
   const Eigenbasis basis = MakeEigenbasis(zero);
-  EXPECT_EQ(FeedbackFactor(zero, basis.rotation, 0.01, nullptr).cwiseAbs().maxCoeff(), 0.0);
+  const Eigen::MatrixXd factor = FeedbackFactor(zero, basis.rotation, 0.01, nullptr);
+  EXPECT_TRUE(factor.isDiagonal(0.0));
+  EXPECT_GT(factor.diagonal().minCoeff(), 0.0);
 }
 
 }  // namespace

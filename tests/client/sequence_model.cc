@@ -127,9 +127,9 @@ void SequenceModel::Window(int layer, int head, int page, bool stored, std::vect
   const float* means_k = at(data.rotated_mean_k(), blocks * dim);
   params.k_transform = {at(data.rotation_k(), square),
                         means_k == nullptr ? nullptr : means_k + block * dim, options_.clip_k,
-                        at(data.feedback_k(), square)};
+                        at(data.feedback_k(), square), at(data.dual_k(), square)};
   params.v_transform = {at(data.rotation_v(), square), at(data.rotated_mean_v(), dim),
-                        options_.clip_v, at(data.feedback_v(), square)};
+                        options_.clip_v, at(data.feedback_v(), square), at(data.dual_v(), square)};
   alignas(128) uint8_t tile[16384];
   params.tile = tile;
   kernels::QuantizeTile(params);

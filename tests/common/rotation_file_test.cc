@@ -96,6 +96,36 @@ TEST_F(RotationFileTest, DigestDependsOnEveryField) {
   EXPECT_NE(RotationDigest(other), digest);
 }
 
+// The expected digests come from another program, which follows docs/formats/rotation.md.
+TEST_F(RotationFileTest, DualsAreInTheDigestAndFilesWithoutThemKeepTheirs) {
+  RotationFile file = Sample();
+  EXPECT_EQ(RotationDigest(file),
+            "6c4a1271d9cf2b443cf5390d60d8d67221ba99afe921aa79014fcb7266a38079");
+  float next = file.shift.back();
+  for (std::vector<float>* dual : {&file.dual_k, &file.dual_v}) {
+    for (int i = 0; i < 2 * 3 * 16; ++i) dual->push_back(next += 0.5f);
+  }
+  EXPECT_EQ(RotationDigest(file),
+            "b54bd1d6500e56f0ad6abf6562b95c1a9b4ea6410e46beee26f7c8b667e2e466");
+  ASSERT_TRUE(WriteRotationFile(file, Path()).ok());
+  const auto read = ReadRotationFile(Path());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->dual_k, file.dual_k);
+  EXPECT_EQ(read->dual_v, file.dual_v);
+  EXPECT_EQ(read->rotation_k, file.rotation_k);
+  EXPECT_EQ(read->mean_v, file.mean_v);
+}
+
+TEST_F(RotationFileTest, ADualWithoutItsRotationIsRefused) {
+  RotationFile file = Sample();
+  file.dual_v = file.rotation_v;
+  file.rotation_v.clear();
+  const absl::Status status = WriteRotationFile(file, Path());
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("dual_v without rotation_v"));
+  EXPECT_EQ(FilesInFolder(), 0u);
+}
+
 // Pages do not depend on it, and files with and without it are the same rotation.
 TEST_F(RotationFileTest, TheExpectedAttentionErrorIsOptionalAndNotInTheDigest) {
   RotationFile file = Sample();

@@ -35,7 +35,7 @@ print(json.dumps([str(crumb.path_of("crumbd")), tokenizer.encode(sys.stdin.read(
 """
 # Length of a prompt: the same leading tokens are a hit in blocks of 16 and in pages of 64, so that
 # a hit in vLLM's own prefix cache and one in crumbd compute the same tokens in the same steps. The
-# rows of exact pages have the same bits, and so the answers must be equal.
+# rows of exact pages have the same bits, and so the tokens must be equal.
 PROMPT_TOKENS, CACHED = 1482, 1472
 DECODED = 80   # tokens; they complete the page behind the cached ones
 LONGER, LONGER_CACHED = 1546, 1536
@@ -77,12 +77,12 @@ class VllmGpuTest(unittest.TestCase):
         return TEXT[40 * number:40 * number + PROMPT_TOKENS]
 
     def own_hit(self, engine, tokens, cached, **options):
-        """The answer over the engine's own prefix cache, which has the prompt."""
-        answer = engine.generate(tokens, **options)
-        self.assertEqual(answer["cached"], cached)
-        return answer["tokens"]
+        """Returns the tokens over the engine's own prefix cache, which has the prompt."""
+        result = engine.generate(tokens, **options)
+        self.assertEqual(result["cached"], cached)
+        return result["tokens"]
 
-    def test_exact_pages_give_the_same_answers_in_another_process_and_after_a_kill(self):
+    def test_exact_pages_give_the_same_tokens_in_another_process_and_after_a_kill(self):
         writer, reader = self.engines["writer"], self.engines["reader"]
         prompt = self.prompt(0)
         cold = writer.generate(prompt, DECODED)
@@ -121,22 +121,22 @@ class VllmGpuTest(unittest.TestCase):
 
     def test_loads_of_many_requests_beside_steps_of_others(self):
         """Blocks go from one request to another while loads write them and steps read them. Behind
-        the batch, requests hit the loaded blocks one by one in vLLM's own prefix cache, and answer
-        as over pages that were loaded for them alone."""
+        the batch, requests hit the loaded blocks one by one in vLLM's own prefix cache, and
+        give the tokens of pages that were loaded for them alone."""
         engine = self.engines["reader"]
         prompts = [self.prompt(number) for number in range(2, 26)]
         engine.request(batch=prompts, max_tokens=2)
         alone = [engine.hit(prompt, CACHED) for prompt in prompts]
-        self.assertEqual([answer["cached"] for answer in alone], [CACHED] * len(prompts))
+        self.assertEqual([result["cached"] for result in alone], [CACHED] * len(prompts))
         for _ in range(3):
             self.assertEqual(engine.request(reset=True), {"reset": True})
             batch = engine.request(batch=prompts, max_tokens=DECODED)
             self.assertEqual(batch["cached"], [CACHED] * len(prompts))
-            for prompt, answer in zip(prompts, alone):
+            for prompt, result in zip(prompts, alone):
                 behind = engine.generate(prompt)
                 self.assertIn(behind["cached"], (0, CACHED))
                 if behind["cached"] == CACHED:
-                    self.assertEqual(behind["tokens"], answer["tokens"])
+                    self.assertEqual(behind["tokens"], result["tokens"])
 
     def test_loads_by_layer_give_the_tokens_of_a_hit_in_the_engines_own_cache(self):
         engine = self.engines["by layer"]
@@ -148,7 +148,7 @@ class VllmGpuTest(unittest.TestCase):
             self.assertEqual(self.own_hit(engine, prompt, CACHED, max_tokens=DECODED),
                              warm["tokens"])
 
-    def test_an_engine_without_connector_gives_the_same_answers(self):
+    def test_an_engine_without_connector_gives_the_same_tokens(self):
         """The model is so sure of the tokens of this text that the rounding of other kernels and
         graphs does not change most of them."""
         prompt = self.prompt(30)

@@ -116,6 +116,27 @@ TEST_F(WindowErrorTest, AgreesWithDoublePrecision) {
   }
 }
 
+// Columns of R stretched by s and those of its dual by 1 / s: queries, outputs and row errors need
+// the dual.
+TEST_F(WindowErrorTest, ABasisThatIsNotOrthogonalIsReadThroughItsDual) {
+  std::vector<float> stretched = hadamard_, dual = hadamard_;
+  for (int i = 0; i < kDim * kDim; ++i) {
+    const float stretch = i % kDim < 40 ? 0.4f : 1.5f;
+    stretched[i] *= stretch;
+    dual[i] /= stretch;
+  }
+  for (RowTransform* transform : {&params_.k_transform, &params_.v_transform}) {
+    transform->rotation = stretched.data();
+    transform->dual = dual.data();
+  }
+  ASSERT_EQ(QuantizeTile(params_), 0u);
+  const WindowError sample = MeasureWindow(params_, queries_, 0.125f, 0.0f);
+  const double expected = ExpectedAttentionError(0.125, 0.0);
+  EXPECT_NEAR(sample.attention, expected, 1e-4 * expected);
+  EXPECT_NEAR(sample.key, ExpectedRowError(k_, true), 1e-4);
+  EXPECT_NEAR(sample.value, ExpectedRowError(v_, false), 1e-4);
+}
+
 TEST_F(WindowErrorTest, RowsThatTheTileHoldsExactlyHaveNoError) {
   params_.k_transform = params_.v_transform = {};
   for (int i = 0; i < kTokens * kDim; ++i) {

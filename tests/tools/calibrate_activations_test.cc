@@ -125,6 +125,8 @@ TEST_F(CalibrateActivationsTest, FilesGiveWhatTheModelGives) {
     DumpModel(dtype);
     CalibrateCommand from_files = Command("crumb", 2);
     from_files.positions = 4096;
+    from_files.model = kModel;
+    from_files.value_hessian = true;
     const CommandResult made = RunCalibrate(from_files, nullptr);
     ASSERT_TRUE(made.status.ok()) << made.status;
     EXPECT_TRUE(RunRotationVerify({Out()}).status.ok());

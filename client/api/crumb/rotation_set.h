@@ -26,8 +26,12 @@ class RotationSet {
     int layers = 1;
     int kv_heads = 1;
     int head_dim = 0;
-    std::vector<float> rotation_k;  // [layers, kv_heads, head_dim, head_dim], y = x R, orthogonal
+    std::vector<float> rotation_k;  // [layers, kv_heads, head_dim, head_dim], y = x R
     std::vector<float> rotation_v;  // shape of rotation_k
+    // The duals have the shape of rotation_k: Q with R Q' = I. Queries are multiplied by Q, and its
+    // transpose maps rows back. Empty: R is orthogonal, so that Q is R.
+    std::vector<float> dual_k;
+    std::vector<float> dual_v;
     int position_blocks = 1;
     int pages_per_position_block = 1;
     int q_heads = 0;                // used only with `shift`
@@ -50,8 +54,8 @@ class RotationSet {
   static absl::StatusOr<RotationSet> Hadamard(int head_dim);
 
   // The digest covers `name`, which is otherwise for people, and all arrays except attention_error.
-  // kInvalidArgument: an array has the wrong size, a value is not finite, or a rotation is not
-  // orthogonal to within 1e-3.
+  // kInvalidArgument: an array has the wrong size, a value is not finite, or a rotation times
+  // the transpose of its dual is not the identity to within 1e-3.
   static absl::StatusOr<RotationSet> Of(const std::string& name, Arrays arrays);
 
   // Returns the contents of a rotation file, with the file's digest. Error messages refer to the
@@ -76,6 +80,10 @@ class RotationSet {
    public:
     const float* rotation_k() const { return Pointer(rotation_k_); }
     const float* rotation_v() const { return Pointer(rotation_v_); }
+    // Q with R Q' = I: queries are q Q, keys and outputs come back as y Q'. R where it is
+    // orthogonal.
+    const float* dual_k() const { return dual_k_.empty() ? rotation_k() : dual_k_.data(); }
+    const float* dual_v() const { return dual_v_.empty() ? rotation_v() : dual_v_.data(); }
     // mu_k, [kv_heads, head_dim, position_blocks].
     const float* mean_k_columns() const { return Pointer(mean_k_columns_); }
     // mu_k R_K, [kv_heads, position_blocks, head_dim].
@@ -90,7 +98,8 @@ class RotationSet {
     static const float* Pointer(const std::vector<float>& values) {
       return values.empty() ? nullptr : values.data();
     }
-    std::vector<float> rotation_k_, rotation_v_, mean_k_columns_, rotated_mean_k_, rotated_mean_v_;
+    std::vector<float> rotation_k_, rotation_v_, dual_k_, dual_v_;
+    std::vector<float> mean_k_columns_, rotated_mean_k_, rotated_mean_v_;
     std::vector<float> feedback_k_, feedback_v_, shift_;
   };
 

@@ -33,6 +33,9 @@ struct FeedbackLayout {
   int64_t bytes;
 };
 
+// Returns the half nearest to x within the range of halves.
+__device__ __half HalfOf(float x) { return __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f)); }
+
 // Stores U of channels k and n that belong to the same block.
 __device__ void PlaceOwn(int k, int n, float x, char* own) {
   const int pair = k % 8 / 2, to = n % 8 / 2;
@@ -45,10 +48,17 @@ __device__ void PlaceOwn(int k, int n, float x, char* own) {
     if (pair == to) tile[48 + 4 * to + (word ^ 1)] = x;
   } else if (k < n) {
     __half* halves = reinterpret_cast<__half*>(own + 512 + 8 * (4 * (n % 8) + pair));
-    const __half high = __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
+    const __half high = HalfOf(x);
     halves[k % 2] = high;
-    halves[2 + k % 2] = __float2half_rn(fminf(fmaxf(x - __half2float(high), -65504.0f), 65504.0f));
+    halves[2 + k % 2] = HalfOf(x - __half2float(high));
   }
+}
+
+// Stores element (k, n) of a 16 x 16 block as a fragment of the MMA's operand B. Lane 4 r + c holds
+// the words (columns 0-7, k 2 c), (columns 0-7, k 2 c + 8), then the same of columns 8-15.
+__device__ void PlaceFragment(int k, int n, float x, char* block) {
+  const int lane = 4 * (n % 8) + k % 8 / 2, word = 2 * (n / 8) + k / 8;
+  reinterpret_cast<__half*>(block)[8 * lane + 2 * word + k % 2] = HalfOf(x);
 }
 
 __global__ void FeedbackKernel(const float* feedback, int dim, FeedbackLayout layout,
@@ -62,14 +72,12 @@ __global__ void FeedbackKernel(const float* feedback, int dim, FeedbackLayout la
     const int block = to / 16, before = from / 16, k = from % 16, n = to % 16;
     const float x = from < to ? feedback[i] : 0.0f;
     if (block == before) {
-      PlaceOwn(k, n, x, own + block * kFeedbackOwnBytes);
+      char* const constants = own + block * kFeedbackOwnBytes;
+      PlaceOwn(k, n, x, constants);
+      PlaceFragment(k, n, k == n ? 1.0f : x, constants + kFeedbackMetricOffset);
+      if (k == n) reinterpret_cast<float*>(constants + kFeedbackWeightsOffset)[k] = feedback[i];
     } else if (before < block) {
-      // Lane 4 r + c holds the words (columns 0-7, k 2 c), (columns 0-7, k 2 c + 8), then the same
-      // of columns 8-15.
-      const int lane = 4 * (n % 8) + k % 8 / 2, word = 2 * (n / 8) + k / 8;
-      __half* pair = reinterpret_cast<__half*>(prepared + (block * (block - 1) / 2 + before) *
-                                                              kFeedbackPairBytes);
-      pair[8 * lane + 2 * word + k % 2] = __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
+      PlaceFragment(k, n, x, prepared + (block * (block - 1) / 2 + before) * kFeedbackPairBytes);
     }
   }
 }

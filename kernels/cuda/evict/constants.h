@@ -33,10 +33,13 @@ inline constexpr int kPartBytes = kDim * 2 * kChunkChannels;
 // 8 channels, four times 16 bytes for each lane c of 4, which hold the contributions of channel
 // pairs 0, 1 and 2 of the tile to pair c (zero up to pair c itself) and of pair c's first channel
 // to its second; then the fragments of the first tile's contribution to the second, as high and low
-// halves.
+// halves; then the fragments of the block's part of I + U (512 bytes, like those of a pair of
+// blocks) and its 16 weights D, floats.
 inline constexpr int kFeedbackChannels = 16;
 inline constexpr int kFeedbackPairBytes = 512;
-inline constexpr int kFeedbackOwnBytes = 768;
+inline constexpr int kFeedbackMetricOffset = 768;  // bytes before it in a block's own constants
+inline constexpr int kFeedbackWeightsOffset = kFeedbackMetricOffset + kFeedbackPairBytes;
+inline constexpr int kFeedbackOwnBytes = kFeedbackWeightsOffset + 4 * kFeedbackChannels;
 constexpr int FeedbackPairs(int head_dim) {
   const int blocks = head_dim / kFeedbackChannels;
   return blocks * (blocks - 1) / 2;
@@ -60,7 +63,8 @@ cudaError_t PrepareEvictRotation(const float* rotation, int head_dim, int matric
                                  EvictRotation* prepared, cudaStream_t stream);
 
 // Permutes feedback matrices.
-// feedback  [matrices, head_dim, head_dim] U, row-major; only elements above the diagonal are read
+// feedback  [matrices, head_dim, head_dim] U and D as in RowTransform, row-major; nothing below the
+//           diagonal is read
 // prepared  matrices * EvictFeedbackBytes(head_dim)
 cudaError_t PrepareEvictFeedback(const float* feedback, int head_dim, int matrices,
                                  EvictFeedback* prepared, cudaStream_t stream);

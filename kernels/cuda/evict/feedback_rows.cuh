@@ -14,7 +14,7 @@
 
 // Rounding of the method `crumb` for the 16 rows of a warp. Each channel's rounding error is
 // propagated to later channels through U, and scale and minimum are multiplied by a ratio that
-// keeps the row's inner product with itself.
+// keeps the row's inner product with itself, in the metric (I + U) D (I + U)' if there is one.
 //
 // Rows stay in the MMA accumulators: a lane holds two of every eight channels of rows r and r + 8.
 // Contributions of earlier blocks of 16 channels are MMAs that accumulate onto y. Within eight
@@ -42,7 +42,7 @@ __device__ __forceinline__ uint32_t PackErrors(float one, float other) {
 // The units for rounding a group of rows r and r + 8. The unit is the range of the row's widest
 // group.
 struct RoundUnits {
-  float low[2];
+  float low[2];     // low / unit
   float factor[2];  // 3 * unit / range
   float whole[2];   // range / unit
 };
@@ -51,7 +51,7 @@ struct RoundUnits {
 // row.
 __device__ __forceinline__ RoundUnits MakeUnits(const RowRange& range, float unit, float inverse) {
   RoundUnits units;
-  GetBothRows(range.low, units.low);
+  GetBothRows(range.low * inverse, units.low);
   GetBothRows(3.0f * unit * ptx::Reciprocal(range.range), units.factor);
   GetBothRows(range.range * inverse, units.whole);
   return units;
@@ -126,7 +126,7 @@ __device__ __forceinline__ void AddTile(const float (&error)[4], uint32_t (&erro
 }
 
 // Returns <y, y> / <y, z> clamped to [1/2, 2], or 1 if <y, z> is not positive. `own` is <y, y>,
-// `cross` is <y, y - z>.
+// `cross` is <y, y - z>, in any metric.
 __device__ __forceinline__ float InnerProductRatio(float own, float cross) {
   const float product = own - cross;
   if (!(product > 0.0f)) return 1.0f;
@@ -161,6 +161,52 @@ __device__ __forceinline__ float PlaceRows(float (&y)[T::kTiles][4],
   return kCareful ? ReduceOwnRow(own, [](float x, float y) { return x + y; }) : 0.0f;
 }
 
+// Returns the ratio of the lane's own row in the metric (I + U) D (I + U)' of `feedback`, whose
+// weights D are positive: own = sum D g^2 and cross = sum D g rest with g = y (I + U) and rest = e
+// (I
+// + U). `rows` and `errors` hold the high halves of y and e in units, as the MMA's operand A.
+// Halves suffice: their rounding errors change a ratio by about 1e-5 of it.
+template <class T>
+__device__ __forceinline__ float MetricRatio(const uint32_t (&rows)[T::kTiles / 2][4],
+                                             const uint32_t (&errors)[T::kTiles / 2][4],
+                                             const char* feedback) {
+  constexpr int kBlocks = T::kTiles / 2;
+  float own[2] = {}, cross[2] = {};
+  // The last block is first, because its rows and errors are not needed afterwards.
+#pragma unroll
+  for (int block = kBlocks - 1; block >= 0; --block) {
+    const char* constants = feedback + kFeedbackOwnOffset<T::kDim> + block * kFeedbackOwnBytes;
+    float g[2][4] = {}, rest[2][4] = {};
+    // Without it ptxas loads U for all blocks at once and spills thousands of bytes.
+    __syncwarp();
+#pragma unroll
+    for (int from = block; from >= 0; --from) {
+      const char* part = from == block
+                             ? constants + kFeedbackMetricOffset
+                             : feedback + (block * (block - 1) / 2 + from) * kFeedbackPairBytes;
+      const uint4 u = reinterpret_cast<const uint4*>(part)[ptx::Lane()];
+      ptx::MmaF16(g[0], rows[from], u.x, u.y);
+      ptx::MmaF16(g[1], rows[from], u.z, u.w);
+      ptx::MmaF16(rest[0], errors[from], u.x, u.y);
+      ptx::MmaF16(rest[1], errors[from], u.z, u.w);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 d = reinterpret_cast<const float2*>(constants + kFeedbackWeightsOffset +
+                                                       32 * half)[ptx::Lane() % 4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float weighted = g[half][i] * (i % 2 == 0 ? d.x : d.y);
+        own[i / 2] = fmaf(weighted, g[half][i], own[i / 2]);
+        cross[i / 2] = fmaf(weighted, rest[half][i], cross[i / 2]);
+      }
+    }
+  }
+  const auto add = [](float one, float other) { return one + other; };
+  const float all_own = ReduceOwnRow(own, add), all_cross = ReduceOwnRow(cross, add);
+  return InnerProductRatio(all_own, all_cross);
+}
+
 // Rounds 16 rows to codes in the order of RoundRows. `unit` is that of the lane's own row.
 // Overwrites y. Returns the ratio of the lane's own row.
 template <class T, bool kCareful>
@@ -175,10 +221,10 @@ __device__ __forceinline__ float RoundInUnits(float (&y)[T::kTiles][4], const Ro
   const float inverse = facts.finite ? ptx::Reciprocal(unit) : 0.0f;
   const float limited = PlaceRows<T, kCareful>(y, ranges, inverse);
   const float own = kCareful ? limited : facts.squares;
-  float both_units[2], cross[2] = {};
-  GetBothRows(unit, both_units);
+  float cross[2] = {};
   float sums[2][2];
-  uint32_t errors[kBlocks][4];
+  // High halves of errors and of y, in units.
+  uint32_t errors[kBlocks][4], rows[kBlocks][4];
   // y plus the contributions of earlier channels, for this block and the next.
   float target[2][4], next_target[2][4];
   RoundUnits units;
@@ -213,11 +259,13 @@ __device__ __forceinline__ float RoundInUnits(float (&y)[T::kTiles][4], const Ro
 #pragma unroll
       for (int a = 0; a < 2; ++a) {
         errors[block][2 * half + a] = PackErrors<kCareful>(error[2 * a], error[2 * a + 1]);
+        const float one = y[n][2 * a] + units.low[a], other = y[n][2 * a + 1] + units.low[a];
+        rows[block][2 * half + a] = PackErrors<kCareful>(one, other);
+        cross[a] = fmaf(other, error[2 * a + 1], fmaf(one, error[2 * a], cross[a]));
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int i = 2 * a + e;
           sums[a][e] = fmaf(level[i], 3.0f * (1 << (2 * (n % 8))), n % 8 == 0 ? kBase : sums[a][e]);
-          cross[a] = fmaf(fmaf(y[n][i], both_units[a], units.low[a]), error[i], cross[a]);
         }
       }
       if (n % 8 == 7) {
@@ -230,7 +278,13 @@ __device__ __forceinline__ float RoundInUnits(float (&y)[T::kTiles][4], const Ro
       if (half == 0) AddTile<kCareful>(error, errors[block], constants + 512, target[1]);
     }
   }
-  return InnerProductRatio(own, ReduceOwnRow(cross, [](float x, float y) { return x + y; }) * unit);
+  // The first weight is 0 if the metric is the identity.
+  if (*reinterpret_cast<const float*>(feedback + kFeedbackOwnOffset<T::kDim> +
+                                      kFeedbackWeightsOffset) > 0.0f) {
+    return MetricRatio<T>(rows, errors, feedback);
+  }
+  const float all_cross = ReduceOwnRow(cross, [](float x, float y) { return x + y; });
+  return InnerProductRatio(own, all_cross * unit * unit);
 }
 
 // RoundInUnits with the units of these ranges. It takes the careful form for a warp with a row that

@@ -74,6 +74,69 @@ TEST(RotationSetTest, RefusesWhatIsNoRotation) {
   EXPECT_EQ(code({}), absl::StatusCode::kInvalidArgument);
 }
 
+// R = [2 1; 0 1] and its dual Q = [1/2 0; -1/2 1], with R Q' = I.
+RotationSet::Arrays WithDual() {
+  RotationSet::Arrays arrays;
+  arrays.head_dim = 2;
+  arrays.rotation_k = {2.0f, 1.0f, 0.0f, 1.0f};
+  arrays.dual_k = {0.5f, 0.0f, -0.5f, 1.0f};
+  return arrays;
+}
+
+TEST(RotationSetTest, ADualStandsForTheInverse) {
+  RotationSet::Arrays arrays = WithDual();
+  arrays.mean_k = {3.0f, 5.0f};
+  const auto set = RotationSet::Of("a", arrays);
+  ASSERT_TRUE(set.ok()) << set.status();
+  const auto layer = set->Expand(1, 2)[0];
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_EQ(layer->rotation_k()[i], arrays.rotation_k[i % 4]);
+    EXPECT_EQ(layer->dual_k()[i], arrays.dual_k[i % 4]);
+  }
+  EXPECT_EQ(layer->rotated_mean_k()[0], 6.0f);  // mu R, not mu Q
+  EXPECT_EQ(layer->rotated_mean_k()[1], 8.0f);
+  EXPECT_EQ(layer->dual_v(), nullptr);
+  // Without a dual the rotation is its own.
+  const auto plain = RotationSet::Hadamard(64)->Expand(1, 1)[0];
+  EXPECT_EQ(plain->dual_k(), plain->rotation_k());
+  EXPECT_EQ(plain->dual_v(), plain->rotation_v());
+}
+
+TEST(RotationSetTest, DigestCoversDuals) {
+  RotationSet::Arrays arrays = WithDual();
+  arrays.rotation_v = arrays.rotation_k;
+  arrays.dual_v = arrays.dual_k;
+  const Digest digest = RotationSet::Of("a", arrays)->digest();
+  arrays.dual_k[0] += 1e-4f;  // still the inverse, to within the tolerance
+  ASSERT_TRUE(RotationSet::Of("a", arrays).ok());
+  EXPECT_NE(RotationSet::Of("a", arrays)->digest(), digest);
+  arrays = WithDual();
+  const Digest keys = RotationSet::Of("a", arrays)->digest();
+  std::swap(arrays.rotation_k, arrays.rotation_v);
+  std::swap(arrays.dual_k, arrays.dual_v);
+  EXPECT_NE(RotationSet::Of("a", arrays)->digest(), keys);
+}
+
+TEST(RotationSetTest, RefusesADualThatIsNoInverse) {
+  const auto message = [](RotationSet::Arrays arrays) {
+    const absl::Status status = RotationSet::Of("x", std::move(arrays)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  RotationSet::Arrays arrays = WithDual();
+  arrays.dual_k[2] = 0.5f;
+  EXPECT_EQ(message(arrays), "dual_k is not the inverse of rotation_k at rows 0, 1");
+  arrays = WithDual();
+  arrays.dual_k.clear();
+  EXPECT_EQ(message(arrays), "rotation_k is not orthogonal at rows 0, 0");
+  arrays = WithDual();
+  arrays.rotation_k.clear();
+  EXPECT_EQ(message(arrays), "dual_k without rotation_k");
+  arrays = WithDual();
+  arrays.dual_k.pop_back();
+  EXPECT_EQ(message(arrays), "dual_k has 3 values, its shape needs 4");
+}
+
 TEST(RotationSetTest, TheExpectedAttentionErrorIsOfTheRequestedTiles) {
   RotationSet::Arrays arrays = Identities(2, 2, 64);
   const TileRange all{{0, 2}, {0, 2}};

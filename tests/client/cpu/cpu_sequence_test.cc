@@ -400,8 +400,8 @@ TEST(ThreeSegmentTest, MeansComeBackInAttention) {
   ExpectOutputs(model, options, 650, 650, 651, out);
 }
 
-// All constants of a rotation file of the method crumb: means per position block, feedback and
-// shifts.
+// All constants of a rotation file of the method crumb: a basis that is not orthogonal, means per
+// position block, feedback and shifts.
 TEST(ThreeSegmentTest, CrumbConstantsReachStoreAndAttention) {
   WorkerOptions options = SmallWorkerOptions();
   const int heads = options.layers * options.kv_heads, dim = options.head_dim;
@@ -422,6 +422,10 @@ TEST(ThreeSegmentTest, CrumbConstantsReachStoreAndAttention) {
   for (int i = 0; i < heads * dim * dim; ++i) {
     const int row = i / dim % dim, column = i % dim;
     file.feedback_k.push_back(row < column ? 0.2f * std::sin(1.3f * i) : 0.0f);
+    // R = I + 1/2 on the first superdiagonal of each pair of channels, whose inverse has -1/2.
+    const bool diagonal = row == column, beside = row % 2 == 0 && column == row + 1;
+    file.rotation_k.push_back(diagonal ? 1.0f : beside ? 0.5f : 0.0f);
+    file.dual_k.push_back(diagonal ? 1.0f : column % 2 == 0 && row == column + 1 ? -0.5f : 0.0f);
   }
   for (int i = 0; i < options.layers * options.q_heads; ++i) {
     file.shift.push_back(0.1f + 0.05f * i);

@@ -296,6 +296,15 @@ TEST(DeviceWorkerTest, RotationsWithMeansFeedbackAndShifts) {
     }
   }
   arrays.feedback_v = arrays.feedback_k;
+  // Hadamard matrices with stretched columns, which are not orthogonal, and their duals.
+  const auto hadamard = RotationSet::Hadamard(64)->Expand(1, 1)[0];
+  for (int i = 0; i < 4 * 64 * 64; ++i) {
+    const float stretch = i % 64 < 40 ? 0.7f : 1.4f, value = hadamard->rotation_k()[i % (64 * 64)];
+    arrays.rotation_k.push_back(value * stretch);
+    arrays.dual_k.push_back(value / stretch);
+    arrays.rotation_v.push_back(value / stretch);
+    arrays.dual_v.push_back(value * stretch);
+  }
   options.method = kernels::Method::kCrumb;
   options.rotations = RotationSet::Of("test", std::move(arrays)).value();
   const SequenceModel model(options, RandomTokens(900, 3));

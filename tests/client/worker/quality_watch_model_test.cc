@@ -50,8 +50,8 @@ class QualityWatchModelTest : public testing::Test {
   static RotationFile OfAnotherModel(RotationFile file) {
     for (std::vector<float>* values :
          {&file.rotation_k, &file.rotation_v, &file.mean_k, &file.mean_v, &file.feedback_k,
-          &file.feedback_v, &file.shift, &file.covariance_k, &file.eigenvalues_k,
-          &file.eigenvalues_v}) {
+          &file.feedback_v, &file.dual_k, &file.dual_v, &file.shift, &file.covariance_k,
+          &file.eigenvalues_k, &file.eigenvalues_v}) {
       if (values->empty()) continue;
       std::rotate(values->begin(), values->begin() + values->size() / file.layers, values->end());
     }

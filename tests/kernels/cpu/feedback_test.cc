@@ -54,14 +54,19 @@ struct Window {
   }
 };
 
-// A random strictly upper triangular matrix whose entries decay like those of a damped
-// factorization.
+// A random upper triangular matrix whose entries decay like those of a damped factorization. Its
+// diagonal is 0, so that the metric is the identity.
 std::vector<float> RandomFeedback(int dim, RandomData* random) {
   std::vector<float> feedback(static_cast<size_t>(dim) * dim, 0.0f);
   for (int i = 0; i < dim; ++i) {
     for (int j = i + 1; j < dim; ++j) feedback[i * dim + j] = random->Normal(0.3f / (1 + j - i));
   }
   return feedback;
+}
+
+// Sets the weights of a metric, which span two orders of magnitude.
+void AddMetric(int dim, RandomData* random, std::vector<float>& feedback) {
+  for (int i = 0; i < dim; ++i) feedback[i * dim + i] = std::exp(random->Normal(1.0f));
 }
 
 Window RandomWindow(const TileShape& shape, RandomData* random) {
@@ -99,10 +104,13 @@ INSTANTIATE_TEST_SUITE_P(Isas, FeedbackTest, testing::ValuesIn(kAllIsas), IsaNam
 TEST_P(FeedbackTest, MatchesTheDoublePrecisionReference) {
   RandomData random;
   for (const TileShape& shape : AllShapes()) {
-    for (const bool with_feedback : {true, false}) {
-      SCOPED_TRACE(Name(shape));
+    for (const char* const constants : {"none", "feedback", "feedback and metric"}) {
+      SCOPED_TRACE(Name(shape) + " " + constants);
       Window window = RandomWindow(shape, &random);
-      if (!with_feedback) window.feedback.clear();
+      if (constants == std::string("none")) window.feedback.clear();
+      if (constants == std::string("feedback and metric")) {
+        AddMetric(shape.head_dim, &random, window.feedback);
+      }
       uint32_t status = 0;
       const std::vector<uint8_t> tile = window.Quantize(&status);
       EXPECT_EQ(status, 0u);
@@ -121,6 +129,8 @@ TEST_P(FeedbackTest, SameBytesAsPortable) {
       window.rows[at] = i % 2 == 0 ? Bf16FromFloat(random.Normal(1e4f))
                                    : Bf16{static_cast<uint16_t>(random.Below(65536))};
     }
+    ExpectSameBytesAsPortable(window);
+    AddMetric(shape.head_dim, &random, window.feedback);
     ExpectSameBytesAsPortable(window);
   }
 }
@@ -206,6 +216,41 @@ TEST_P(FeedbackTest, KeepsTheInnerProductOfARowWithItself) {
   }
 }
 
+// In a metric H the product y H z' is y H y', and the plain inner product is then another one.
+TEST_P(FeedbackTest, KeepsTheInnerProductInTheMetric) {
+  RandomData random;
+  const TileShape shape{64, 128, 64};
+  Window window = RandomWindow(shape, &random);
+  AddMetric(128, &random, window.feedback);
+  window.rotation.clear();
+  window.mean.clear();
+  uint32_t status = 0;
+  const std::vector<uint8_t> tile = window.Quantize(&status);
+  int plain_differs = 0;
+  for (int t = 0; t < shape.tokens; ++t) {
+    std::vector<double> y(128), z(128);
+    for (int i = 0; i < 128; ++i) {
+      y[i] = Bf16ToFloat(window.rows[t * 128 + i]);
+      z[i] = reference::Dequantize(shape, tile.data(), TilePart::kKey, t, i);
+    }
+    double own = 0.0, product = 0.0, plain_own = 0.0, plain = 0.0;
+    for (int j = 0; j < 128; ++j) {
+      double from = y[j], to = z[j];
+      for (int i = 0; i < j; ++i) {
+        from += y[i] * window.feedback[i * 128 + j];
+        to += z[i] * window.feedback[i * 128 + j];
+      }
+      own += window.feedback[j * 128 + j] * from * from;
+      product += window.feedback[j * 128 + j] * from * to;
+      plain_own += y[j] * y[j];
+      plain += y[j] * z[j];
+    }
+    EXPECT_NEAR(product / own, 1.0, 2e-3);
+    plain_differs += std::abs(plain / plain_own - 1.0) > 5e-3;
+  }
+  EXPECT_GT(plain_differs, shape.tokens / 2);
+}
+
 TEST_P(FeedbackTest, ConstantRowsAreExactToFp16) {
   RandomData random;
   for (const float value : {0.0f, 1.0f, -3.140625f, 1024.0f, 0x1p-24f, -65280.0f}) {
@@ -213,6 +258,7 @@ TEST_P(FeedbackTest, ConstantRowsAreExactToFp16) {
       Window window(shape);
       window.rows.assign(window.elements(), Bf16FromFloat(value));
       window.feedback = RandomFeedback(shape.head_dim, &random);
+      AddMetric(shape.head_dim, &random, window.feedback);
       uint32_t status = 0;
       const std::vector<uint8_t> tile = window.Quantize(&status);
       EXPECT_EQ(status, 0u) << value;
@@ -270,6 +316,7 @@ TEST_P(FeedbackTest, ExtremeRowsStayFiniteAndAreReported) {
   const TileShape shape{64, 128, 64};
   for (const float extreme : {1e6f, 1e20f, 3e38f}) {
     Window window = RandomWindow(shape, &random);
+    if (extreme != 1e6f) AddMetric(128, &random, window.feedback);
     window.rotation.clear();
     for (int i = 0; i < 128; ++i) {
       window.rows[9 * 128 + i] = Bf16FromFloat(i % 2 == 0 ? extreme : -extreme);
@@ -289,6 +336,7 @@ TEST_P(FeedbackTest, RandomBitsGiveFiniteTiles) {
   for (const TileShape& shape : AllShapes()) {
     Window window = RandomWindow(shape, &random);
     for (Bf16& x : window.rows) x.bits = static_cast<uint16_t>(random.Below(65536));
+    AddMetric(shape.head_dim, &random, window.feedback);
     for (float& x : window.feedback) x *= 1e6f;
     uint32_t status = 0;
     const std::vector<uint8_t> tile = window.Quantize(&status);

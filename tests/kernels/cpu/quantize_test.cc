@@ -24,6 +24,7 @@ struct Window {
   TileShape shape;
   std::vector<Bf16> k, v;
   std::vector<float> rotation_k, rotation_v, mean_k, mean_v;
+  std::vector<float> dual_k;  // empty: rotation_k is orthogonal
   float clip_k = 0.96f, clip_v = 0.92f;
 
   explicit Window(const TileShape& s) : shape(s) {}
@@ -34,7 +35,8 @@ struct Window {
     const std::vector<float>& rotation = key ? rotation_k : rotation_v;
     const std::vector<float>& mean = key ? mean_k : mean_v;
     return {rotation.empty() ? nullptr : rotation.data(), mean.empty() ? nullptr : mean.data(),
-            key ? clip_k : clip_v};
+            key ? clip_k : clip_v,
+            /*feedback=*/nullptr, key && !dual_k.empty() ? dual_k.data() : nullptr};
   }
 
   std::vector<uint8_t> Quantize(uint32_t* status) const {
@@ -185,8 +187,15 @@ TEST_P(QuantizeTest, DequantizeToModelAddsTheMeanAndRotatesBack) {
   RandomData random;
   for (const TileShape& shape : AllShapes()) {
     SCOPED_TRACE(Name(shape));
-    const Window window = RandomWindow(shape, &random);
+    Window window = RandomWindow(shape, &random);
     const int d = shape.head_dim;
+    // With columns stretched by s, keys come back through columns stretched by 1 / s.
+    window.dual_k = window.rotation_k;
+    for (int i = 0; i < d * d; ++i) {
+      const float stretch = 0.5f + static_cast<float>(i % d) / static_cast<float>(d);
+      window.rotation_k[i] *= stretch;
+      window.dual_k[i] /= stretch;
+    }
     uint32_t status = 0;
     const std::vector<uint8_t> tile = window.Quantize(&status);
     std::vector<float> y(window.elements()), k(window.elements()), v(window.elements());
@@ -198,9 +207,9 @@ TEST_P(QuantizeTest, DequantizeToModelAddsTheMeanAndRotatesBack) {
         double expected = 0.0;
         for (int j = 0; j < d; ++j) {
           expected +=
-              (static_cast<double>(y[t * d + j]) + window.mean_k[j]) * window.rotation_k[i * d + j];
+              (static_cast<double>(y[t * d + j]) + window.mean_k[j]) * window.dual_k[i * d + j];
         }
-        ASSERT_NEAR(k[t * d + i], expected, 2e-5);
+        ASSERT_NEAR(k[t * d + i], expected, 4e-5);
       }
     }
     // Two bits keep most of a row: the error is far below the row's norm.

@@ -17,7 +17,9 @@ EvictCase::EvictCase(const EvictOptions& options)
   rows_.resize(matrices_ * o_.windows * 2 * kEvictRing * dim);
   FillRows();
   for (size_t i = 0; i < 2 * matrices_; ++i) {
-    const std::vector<float> r = RandomRotation(dim, random_), u = RandomFeedback(dim, random_);
+    const std::vector<float> r = RandomRotation(dim, random_);
+    std::vector<float> u = RandomFeedback(dim, random_);
+    if (o_.metric) AddWeights(dim, random_, u);
     rotation_.insert(rotation_.end(), r.begin(), r.end());
     feedback_.insert(feedback_.end(), u.begin(), u.end());
   }

@@ -28,6 +28,7 @@ struct EvictOptions {
   bool rotated = true;
   bool centred = true;
   bool feedback = true;  // used by kCrumb
+  bool metric = false;   // whether the feedback has weights
   float k_clip = 0.96f;
   float v_clip = 0.92f;
   Rows rows = Rows::kNormal;

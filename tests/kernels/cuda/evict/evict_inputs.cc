@@ -3,6 +3,7 @@
 #include "tests/kernels/cuda/evict/evict_inputs.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "kernels/bf16.h"
@@ -25,6 +26,11 @@ std::vector<float> RandomFeedback(int dim, std::mt19937& random) {
     for (int j = i + 1; j < dim; ++j) feedback[i * dim + j] = 0.3f / (1 + j - i) * normal(random);
   }
   return feedback;
+}
+
+void AddWeights(int dim, std::mt19937& random, std::vector<float>& feedback) {
+  std::normal_distribution<float> normal;
+  for (int i = 0; i < dim; ++i) feedback[i * dim + i] = std::exp(normal(random));
 }
 
 void SetStrides(EvictParams* params) {

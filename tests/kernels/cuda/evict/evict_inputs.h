@@ -21,6 +21,8 @@ inline constexpr int kEvictRing = 71;  // slots of a ring
 // Returns a random strictly upper triangular matrix [dim, dim], row-major, whose entries decay like
 // those of a damped factorization.
 std::vector<float> RandomFeedback(int dim, std::mt19937& random);
+// Sets the weights of a metric on the diagonal of `feedback`, spread over two orders of magnitude.
+void AddWeights(int dim, std::mt19937& random, std::vector<float>& feedback);
 
 // Sets ring_capacity and all strides of `params` for rings of [windows, layers, KV heads, K and V,
 // slots, head_dim] rows and tiles of [windows, layers, KV heads]. REQUIRES: the other sizes are
