@@ -12,6 +12,7 @@
 #include "calibration/linear_weight.h"
 #include "kernels/bf16.h"
 #include "kernels/fp16.h"
+#include "kernels/fp8.h"
 #include "nlohmann/json.hpp"
 
 namespace crumb::tools {
