@@ -64,11 +64,11 @@ struct HostState {
   // All slabs, for processes to map.
   std::vector<Slab> MappableSlabs() const;
 
-  // Returns the number by which readers identify a slab. Each file of the slab has its own number,
-  // so that a reader that has not received the notice of a move cannot mistake the old file for the
-  // new one.
+  // Returns the number by which readers identify a slab. It changes whenever the slab is given to a
+  // partition, also one that keeps its file because it was never written to: a notice that the slab
+  // is gone may arrive after the slab was given, and must not name a slab that has pages.
   uint32_t NumberOf(uint32_t region) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    return region < slabs.size() ? region + slabs[region].files * numbers : region;
+    return region < slabs.size() ? region + slabs[region].given * numbers : region;
   }
   uint32_t RegionOf(uint32_t number) const { return number & (numbers - 1); }
 

@@ -210,7 +210,6 @@ void SlabOwners::EndRenewal(uint32_t slab, bool fresh, TimePoint now) {
   if (fresh) {
     state.dropped = false;
     state.written = false;
-    ++state.files;
     return;
   }
   if (state.dropped) {
@@ -225,6 +224,7 @@ void SlabOwners::Give(uint32_t slab, uint32_t partition, TimePoint now) {
   if (state.partition != partition) ++moves_;
   state.phase = Phase::kOwned;
   state.partition = partition;
+  ++state.given;
   state.since = now;
   slots_.AddRegion(slab, state.bytes, partition);
 }

@@ -49,7 +49,7 @@ class SlabOwners {
     bool written = false;    // pages were written to its present file
     bool dropped = false;    // its file was freed, and it has no new one yet
     bool pinned = false;     // the last check found pinned pages in it
-    uint32_t files = 0;      // number of files it had before the present one
+    uint32_t given = 0;      // how often it was given to a partition
     uint64_t bytes = 0;
     uint64_t free_before = 0;  // free memory of the system before its file was freed
     TimePoint since = {};      // time at which it entered its phase
