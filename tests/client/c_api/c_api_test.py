@@ -168,7 +168,7 @@ def guest(folder, socket_dir):
     before = threads(), handled_signals()
     library = Library(folder)
     assert (threads(), handled_signals()) == before, "loading the library left traces"
-    assert library.c.crumb_abi_version() == 8
+    assert library.c.crumb_abi_version() == 9
 
     child = os.fork()  # the child opens a connection of its own
     if child == 0:
