@@ -54,11 +54,11 @@ CalibrationOptions DefaultCalibration(kernels::Method method);
 // tokens. kCrumb computes rotations and feedback per KV head, means per position block and mass
 // shifts for `options.positions` positions, from the tokens behind the sink. Both add the expected
 // attention error if there are 32 windows or more. Calibration walks the source three times, or
-// twice where it whitens values, for
-// source.layers_per_walk() layers at once, and holds the statistics of those layers only. The same
-// source gives the same file with any number of threads. Sequences of fewer than 384 tokens yield
-// neither mass shift nor attention error, which `options.warn` reports. kInvalidArgument: a layer
-// has fewer than 4 head_dim tokens, a value is not finite, or an option is out of its range.
+// twice where it whitens values, for source.layers_per_walk() layers at once, and holds the
+// statistics of those layers only. The same source gives the same file with any number of threads.
+// Sequences of fewer than 384 tokens yield neither mass shift nor attention error, which
+// `options.warn` reports. kInvalidArgument: a layer has fewer than 4 head_dim tokens, a value is
+// not finite, or an option is out of its range.
 absl::StatusOr<RotationFile> Calibrate(ActivationSource& source, const CalibrationOptions& options,
                                        const CalibrationProgress& progress);
 

@@ -37,11 +37,11 @@ struct DualBasis {
 DualBasis MakeDualBasis(const Eigen::MatrixXd& weights, const Eigen::MatrixXd& covariance,
                         double whitening);
 
-// Returns the feedback factor U and the weights D of R' C R / mean(diag) + damp I = (I + U) D (I +
-// U)': U above the diagonal, D on it, 0 below it. By U the rounding error of a channel is
-// propagated to the channels that are quantized later. `rotation` is R, or the dual Q where there
-// is one: an error of y costs as much as its image y Q'. If `gain` is not null, it is set to the
-// weighted error with feedback over that without, mean(D) / mean(diag).
+// Returns the feedback factor U and the weights D of the decomposition (I + U) D (I + U)' of the
+// matrix R' C R / mean(diag) + damp I: U above the diagonal, D on it, 0 below it. By U the rounding
+// error of a channel is propagated to the channels that are quantized later. `rotation` is R, or
+// the dual Q where there is one: an error of y costs as much as its image y Q'. If `gain` is not
+// null, it is set to the weighted error with feedback over that without, mean(D) / mean(diag).
 Eigen::MatrixXd FeedbackFactor(const Eigen::MatrixXd& covariance, const Eigen::MatrixXd& rotation,
                                double damp, double* gain);
 

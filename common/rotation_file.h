@@ -39,7 +39,7 @@ struct RotationFile {
   std::vector<float> dual_v;         // the same
   std::vector<float> mean_k;         // [layers, kv_heads, position_blocks, head_dim], before R
   std::vector<float> mean_v;         // [layers, kv_heads, head_dim]
-  std::vector<float> feedback_k;     // [layers, kv_heads, head_dim, head_dim], strictly upper
+  std::vector<float> feedback_k;     // [layers, kv_heads, head_dim, head_dim], upper
   std::vector<float> feedback_v;     // the same
   std::vector<float> shift;          // [layers, q_heads] INT2 mass shift in nats
   std::vector<float> covariance_k;   // [layers, kv_heads, head_dim, head_dim] mean of q q'

@@ -65,8 +65,8 @@ typedef struct crumb_paged_cache {
   /* Since version 9. The type of the elements of `k` and `v`, one of CRUMB_ROWS_*. An FP8 element
    * stands for its value times the factor of its layer, finite and greater than 0; NULL: 1. Rows of
    * pages are BF16: FP8 elements are rounded to BF16 when pages are stored, and BF16 elements
-   * divided by the factor to FP8 when they are loaded. An element that was stored from FP8 is
-   * loaded as it was. */
+   * divided by the factor to FP8 when they are loaded. With a BF16 history an element that was
+   * stored from FP8 is loaded as it was. */
   uint32_t element;
   const float* k_scale; /* [layers] */
   const float* v_scale; /* [layers] */

@@ -59,7 +59,7 @@ void Gather(const PagedRows& rows, int block_tokens, std::span<const int64_t> bl
       });
 }
 
-// Writes the elements of a page with `convert`, which makes them of BF16.
+// Writes the elements of a page with `convert`, which makes them from BF16.
 template <typename Element, typename Convert>
 void Scatter(const Bf16* from, int block_tokens, std::span<const int64_t> blocks, int page,
              int head, int head_dim, const PagedRows& rows, const Convert& convert) {

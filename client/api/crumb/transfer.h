@@ -27,8 +27,8 @@ class Device;
 
 // RowElement is the type of the elements of an engine's rows. An FP8 element (E4M3) stands for its
 // value times PagedRows::scale. Rows of pages are BF16: FP8 elements are rounded to BF16 once when
-// they are read, and BF16 elements divided by the scale to FP8 when they are written. An element
-// that was read from FP8 is written as it was.
+// they are read, and BF16 elements divided by the scale to FP8 when they are written. With pages in
+// BF16 an element that was read from FP8 is written as it was.
 enum class RowElement : uint8_t { kBf16 = 0, kFp8E4m3 = 1 };
 
 // PagedRows describes the K or V rows of one layer in an engine's paged KV cache, in this process's

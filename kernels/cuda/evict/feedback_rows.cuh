@@ -162,10 +162,10 @@ __device__ __forceinline__ float PlaceRows(float (&y)[T::kTiles][4],
 }
 
 // Returns the ratio of the lane's own row in the metric (I + U) D (I + U)' of `feedback`, whose
-// weights D are positive: own = sum D g^2 and cross = sum D g rest with g = y (I + U) and rest = e
-// (I
-// + U). `rows` and `errors` hold the high halves of y and e in units, as the MMA's operand A.
-// Halves suffice: their rounding errors change a ratio by about 1e-5 of it.
+// weights D are positive. With g = y (I + U) and rest = e (I + U) it is computed from the sums
+// own = sum D g^2 and cross = sum D g rest. `rows` and `errors` hold the high halves of y and e in
+// units, as the MMA's operand A. Halves suffice: their rounding errors change a ratio by about 1e-5
+// of it.
 template <class T>
 __device__ __forceinline__ float MetricRatio(const uint32_t (&rows)[T::kTiles / 2][4],
                                              const uint32_t (&errors)[T::kTiles / 2][4],

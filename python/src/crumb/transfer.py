@@ -30,8 +30,8 @@ class PagedRows:
     h * head + t * token + i * element) bytes, where s is 2 for BF16 and 1 for FP8: strides are
     elements.
 
-    scale: the factor of FP8 elements (E4M3); None: elements are BF16. Rows of pages are BF16; an FP8
-    element that was stored is loaded as it was.
+    scale: the factor of FP8 elements (E4M3); None: elements are BF16. Rows of pages are BF16; with
+    `Model(history="bf16")` an FP8 element that was stored is loaded as it was.
 
     extents: blocks, heads, tokens of a block and elements of a row, which `Transfer.use_cache`
     compares with the cache and the model; None: not known, nothing is compared. owner: kept alive
