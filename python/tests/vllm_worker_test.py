@@ -186,6 +186,10 @@ class PageMoverTest(unittest.TestCase):
         streams.stored = True
         mover.store([store_job(0, 1)], 12)  # those before have ended
         self.assertEqual(waits(5), [("wait for", "stores 4")])
+        # All jobs of a step are left out: it waits for the stores before it.
+        mover._failed_by_layer["a"] = 1  # pylint: disable=protected-access
+        mover.store([store_job(0, 1)], 14)
+        self.assertEqual(len(waits(14)), 1)
 
     def test_pages_without_memory_are_named_and_the_others_stored(self):
         transfer = FakeTransfer(room=100)

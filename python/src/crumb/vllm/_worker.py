@@ -134,12 +134,15 @@ class PageMover:
         with self._lock:
             failed = self._failed_by_layer
             self._failed_by_layer = {name: left - 1 for name, left in failed.items() if left > 1}
-        # These steps computed over rows that did not arrive.
-        jobs = [job for job in jobs if job.request_id not in failed]
         if not jobs:
             return
-        stream = self._streams.begin_store() if self._streams is not None else None
-        self._store(jobs, stream)
+        # These steps computed over rows that did not arrive.
+        jobs = [job for job in jobs if job.request_id not in failed]
+        if jobs:
+            stream = self._streams.begin_store() if self._streams is not None else None
+            self._store(jobs, stream)
+        # A step whose jobs were all left out is marked as well: who waits for it waits for the
+        # stores of the steps before it.
         if self._streams is not None:
             while self._storing and self._storing[0][1].query():
                 self._storing.popleft()
@@ -277,8 +280,10 @@ class PageMover:
         the step's are recomputed."""
         begin = time.monotonic()
         pages, loads = [0] * len(jobs), contextlib.ExitStack()
+        span, opening = None, 0.0
         try:
             opened = [loads.enter_context(self._open(job)) for job in jobs]
+            opening = time.monotonic() - begin
             span = self._streams.begin_load(behind) if self._streams is not None else None
             for layer in range(self._transfer.layers):
                 for load in opened:
@@ -287,19 +292,24 @@ class PageMover:
                     else:
                         load.enqueue(span.stream, layer, layer + 1)
                 progress.advance(None if span is None else span.mark())
+            if span is not None:
+                span.end()
             pages = [load.pages for load in opened]
         except Exception:  # pylint: disable=broad-except  # the step waits until the load ends
             log.exception("pages of %d requests are recomputed", len(jobs))
         # The step learns of failures before it stores, and before it reports.
-        seconds = (time.monotonic() - begin) / len(jobs)
+        seconds = time.monotonic() - begin
         with self._lock:
             for job, count in zip(jobs, pages):
-                self._count_load(job, count, seconds)
+                self._count_load(job, count, 0.0)
                 if count < len(job.keys) - job.first_page:
                     self._failed_by_layer[job.request_id] = FAILED_STEPS
         progress.end()
         loads.close()  # waits until the device has written the rows
+        if span is not None and any(pages):
+            seconds = opening + span.seconds()
         with self._lock:
+            self._moved.load_seconds += seconds
             self._loaded_by_layer.update(job.request_id for job in jobs)
             self._ended.notify_all()
 

@@ -241,8 +241,9 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         assert self._mover is not None
-        if self._by_layer:
-            self._mover.wait_for_layer(self._layer_numbers[layer_name])
+        number = self._layer_numbers.get(layer_name)  # None: a layer without rows of its own
+        if self._by_layer and number is not None:
+            self._mover.wait_for_layer(number)
 
     def save_kv_layer(self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: Any,
                       **kwargs: Any) -> None:
