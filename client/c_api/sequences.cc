@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/c_api/core_table.h"
 
+#include <cstddef>
+
 #include "client/c_api/handles.h"
 #include "client/c_api/options.h"
 #include "client/c_api/starts.h"
@@ -46,7 +48,10 @@ crumb_code SequenceBegin(crumb_worker* worker, const int32_t* tokens, size_t cou
 crumb_code PartOfRank(crumb_worker_options* options, uint32_t tp_rank, uint32_t tp_size,
                       uint32_t pp_rank, uint32_t pp_size) {
   return Guarded([&]() -> absl::Status {
-    if (options == nullptr || options->size < sizeof(*options)) {
+    // The fields of a part are those up to publishes_nothing; later versions added others.
+    constexpr size_t kPartEnd =
+        offsetof(crumb_worker_options, publishes_nothing) + sizeof(options->publishes_nothing);
+    if (options == nullptr || options->size < kPartEnd) {
       return absl::InvalidArgumentError("crumb_rank_part: options is NULL or of an older header");
     }
     const client::RankPlace place{.tp_rank = static_cast<int>(tp_rank),
