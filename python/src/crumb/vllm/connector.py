@@ -241,7 +241,8 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         assert self._mover is not None
-        number = self._layer_numbers.get(layer_name)  # None: a layer without rows of its own
+        # A layer without rows of its own has no number.
+        number = self._layer_numbers.get(layer_name)
         if self._by_layer and number is not None:
             self._mover.wait_for_layer(number)
 
