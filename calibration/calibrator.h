@@ -47,7 +47,7 @@ struct CalibrationOptions {
 // Called with the fraction of the work that is done, 0 to 1.
 using CalibrationProgress = std::function<void(double)>;
 
-// Returns a method's published clip ratios, and for kCrumb the bases that quality.md reports.
+// Returns a method's published clip ratios, and for kCrumb the exponents of quality/methods.md.
 CalibrationOptions DefaultCalibration(kernels::Method method);
 
 // Makes a rotation file. kOscar computes one rotation per layer from post-RoPE covariances over all
