@@ -23,7 +23,7 @@ Int2KvCache::Int2KvCache(const ModelShape& model, const SequenceShape& sequence,
       batch_(batch),
       slot_bytes_(static_cast<int64_t>(tile_.int2_bytes()) * model.kv_heads * model.layers),
       layer_window_(model.kv_heads * (kSink + kSlots) * 2 * kRowBytes),
-      transforms_(model.layers * model.kv_heads) {
+      transforms_(model.layers * model.kv_heads, /*metric=*/true) {
   const size_t slots = static_cast<size_t>(batch) * (sequence.pages + 1);
   slots_ = Allocate<uint8_t>(slots * slot_bytes_);
   FillTiles(tile_, slots * model.kv_heads * model.layers, 11, slots_.get());
