@@ -100,7 +100,7 @@ absl::Status DevicePoolIndex::Commit(HolderId holder, uint64_t slot,
   if (!Holds(holder, slot) || PageOf(slot) != kNoPage || HoldersOf(slot) > 1) {
     return absl::InvalidArgumentError("slots: " + std::to_string(slot) + " is not reserved");
   }
-  table_.BeginAccess();
+  table_.order().BeginAccess();
   const absl::StatusOr<PageHandle> page = Insert(slot, header, logical_tile_bytes, now);
   if (!page.ok()) {
     MarkRemoved(slot);
@@ -152,7 +152,7 @@ std::shared_ptr<const FragmentHeader> DevicePoolIndex::PageAt(uint64_t slot) con
 bool DevicePoolIndex::Withdraw(uint64_t slot, const PageKey& key, TimePoint now) {
   const auto header = PageAt(slot);
   if (header == nullptr || header->key != key) return false;
-  const PageHandle page = table_.Find(header->keyspace, key);
+  const PageHandle page = table_.pages().Find(header->keyspace, key);
   // A page that was removed has its slots still; the one of its key may lie elsewhere by now.
   if (page == kNoPage || page != PageOf(slot)) return false;
   Remove(page, RemovalReason::kCorrupt, now);
@@ -202,8 +202,8 @@ size_t DevicePoolIndex::HeldBy(HolderId holder) const {
 
 std::optional<PageHandle> DevicePoolIndex::ParentToLeave(PageHandle child, TimePoint now) const {
   if (child == kNoPage) return std::nullopt;
-  const auto parent =
-      table_.ParentLeftBy(child, [this](PageHandle sibling) { return leaving_.contains(sibling); });
+  const auto parent = table_.order().ParentLeftBy(
+      child, [this](PageHandle sibling) { return leaving_.contains(sibling); });
   if (!parent) return std::nullopt;
   const Page& page = table_[*parent];
   const bool idle = page.references == 0 && page.pinned_until <= now;
@@ -215,7 +215,7 @@ std::optional<DevicePoolIndex::Departure> DevicePoolIndex::BeginDeparture(PageHa
                                                                           TimePoint now) {
   if (recovering_) return std::nullopt;
   std::optional<PageHandle> page = ParentToLeave(child, now);
-  if (!page) page = table_.Victim(now, [](const Page&) { return true; });
+  if (!page) page = table_.order().Victim(now, [](const Page&) { return true; });
   if (!page) return std::nullopt;
   table_.Ref(*page);
   leaving_[*page] = ++last_departure_;
@@ -258,7 +258,7 @@ std::optional<FragmentMeta> DevicePoolIndex::DemotingAt(HolderId holder, uint64_
   if (found == demoting_.end() || found->second.by != holder) return std::nullopt;
   const Page& page = table_[found->second.departure.page];
   for (const Fragment& fragment : page.fragments) {
-    if (slots_.NumberOf(fragment.slot) == slot) return table_.MetaOf(page, fragment);
+    if (slots_.NumberOf(fragment.slot) == slot) return page.MetaOf(fragment);
   }
   return std::nullopt;
 }

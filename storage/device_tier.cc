@@ -105,7 +105,7 @@ void DeviceTier::EndPool(TakenPool pool) {
   if (pool.index == nullptr) return;
   PageTable& table = pool.index->table();
   std::vector<PageHandle> pages;
-  table.ForEachPage([&](PageHandle handle, const Page&) { pages.push_back(handle); });
+  table.pages().ForEach([&](PageHandle handle, const Page&) { pages.push_back(handle); });
   const TimePoint now = clock_.Now();
   for (const PageHandle page : pages) table.Remove(page, RemovalReason::kCapacity, now);
   {
@@ -171,7 +171,7 @@ std::vector<DeviceTier::Leaving> DeviceTier::ChooseLeaving(DevicePoolIndex& pool
     chosen.departure = *departure;
     const Page& page = pool.table()[departure->page];
     for (const Fragment& fragment : page.fragments) {
-      chosen.fragments.push_back(pool.table().MetaOf(page, fragment));
+      chosen.fragments.push_back(page.MetaOf(fragment));
     }
     slots += chosen.fragments.size();
   }

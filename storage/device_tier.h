@@ -184,7 +184,7 @@ class DeviceTier {
   struct Source {
     DevicePoolNumber number = 0;
     PageTable* table = nullptr;
-    PageTable::View pages;
+    PageEntries::View pages;
   };
   std::vector<Source> SourcesOf(const AcquireRequest& request) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -32,7 +32,7 @@ std::vector<DeviceTier::Source> DeviceTier::SourcesOf(const AcquireRequest& requ
     DevicePoolIndex* pool = Find(number);
     if (pool == nullptr) continue;
     PageTable& table = pool->table();
-    const PageTable::View pages = table.ViewOf(request.keyspace);
+    const PageEntries::View pages = table.pages().ViewOf(request.keyspace);
     if (!pages.empty()) sources.push_back({number, &table, pages});
   }
   return sources;
@@ -146,7 +146,7 @@ bool DeviceTier::AddRead(const PlacesOf& places, uint32_t index, const TileRange
   for (const auto& [number, handle] : places) {
     PageTable& table = TableOf(number);
     for (const Fragment& fragment : table[handle].fragments) {
-      if (wanted(fragment)) table.CountGet(fragment);
+      if (wanted(fragment)) table.CountGet(fragment.logical_bytes(), fragment.bytes);
     }
   }
   return true;
@@ -199,10 +199,10 @@ void DeviceTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys
       DevicePoolIndex* pool = Find(number);
       if (pool == nullptr) break;
       PageTable& table = pool->table();
-      if (end == keys.size()) table.BeginAccess();
+      if (end == keys.size()) table.order().BeginAccess();
       for (; end > begin; --end) {
-        const PageHandle page = table.Find(keyspace, keys[end - 1]);
-        if (page != kNoPage) table.Hit(page);
+        const PageHandle page = table.pages().Find(keyspace, keys[end - 1]);
+        if (page != kNoPage) table.order().Hit(page);
       }
     }
   }
@@ -268,7 +268,7 @@ std::vector<PageKey> DeviceTier::Remove(const KeyspaceId& keyspace, std::span<co
         DevicePoolIndex* pool = Find(number);
         if (pool == nullptr) break;
         for (size_t i = first; i < end; ++i) {
-          const PageHandle page = pool->table().Find(keyspace, keys[i]);
+          const PageHandle page = pool->table().pages().Find(keyspace, keys[i]);
           if (page == kNoPage) continue;
           pool->Remove(page, RemovalReason::kDeleted, clock_.Now());
           was_there[i] = true;
@@ -313,7 +313,7 @@ std::vector<PageKey> DeviceTier::RemoveOlderThan(DevicePoolNumber number,
       DevicePoolIndex* pool = Find(number);
       if (pool == nullptr) return removed;
       PageTable& table = pool->table();
-      const auto pages = table.PagesOlderThan(keyspace, generation, kRemovalsPerHold);
+      const auto pages = table.pages().PagesOlderThan(keyspace, generation, kRemovalsPerHold);
       if (pages.empty()) return removed;
       for (const PageHandle page : pages) {
         removed.push_back(table[page].key);
@@ -332,7 +332,7 @@ uint32_t DeviceTier::Pin(const KeyspaceId& keyspace, std::span<const PageKey> ke
   for (const PageKey& key : keys) {
     bool found = false;
     for (const auto& [number, pool] : pools_) {
-      const PageHandle page = pool->table().Find(keyspace, key);
+      const PageHandle page = pool->table().pages().Find(keyspace, key);
       if (page == kNoPage) continue;
       pool->table()[page].pinned_until = until;
       found = true;
@@ -345,7 +345,7 @@ uint32_t DeviceTier::Pin(const KeyspaceId& keyspace, std::span<const PageKey> ke
 std::optional<PageKey> DeviceTier::ParentOf(const KeyspaceId& keyspace, const PageKey& key) const {
   MutexLock lock(&mutex_);
   for (const auto& [number, pool] : pools_) {
-    const PageHandle page = pool->table().Find(keyspace, key);
+    const PageHandle page = pool->table().pages().Find(keyspace, key);
     if (page != kNoPage) return pool->table()[page].parent;
   }
   return std::nullopt;
@@ -359,8 +359,9 @@ void DeviceTier::ForEachPage(const KeyspaceId& keyspace,
       MutexLock lock(&mutex_);
       const DevicePoolIndex* pool = Find(number);
       if (pool == nullptr) break;
-      from = pool->table().Scan(keyspace, from, kDevicePagesPerHold,
-                                [&](PageHandle, const Page& page) { keys.push_back(page.key); });
+      from = pool->table().pages().Scan(
+          keyspace, from, kDevicePagesPerHold,
+          [&](PageHandle, const Page& page) { keys.push_back(page.key); });
     }
   }
   std::sort(keys.begin(), keys.end());

@@ -19,7 +19,7 @@ namespace {
 constexpr size_t kEvictionsPerHold = 64;
 constexpr size_t kVictimStepsPerHold = 1024;
 // After so many pages without children that are in use, a search looks at those with children.
-constexpr size_t kLeafStepsMax = PageTable::kVictimStepsMax / 2;
+constexpr size_t kLeafStepsMax = EvictionOrder::kVictimStepsMax / 2;
 // Pages of closing slabs that leave, or are looked at, before other callers get the lock. A chunk
 // of slots is finished first.
 constexpr size_t kClosingEvictionsPerHold = 256;
@@ -60,10 +60,10 @@ absl::StatusOr<Slot> HostRoom::Reserve(const KeyspaceId& keyspace, uint64_t byte
     std::vector<PageTable::Change> changes;
     {
       MutexLock lock(&state_.mutex);
-      search.partition = state_.table.PartitionOf(keyspace);
+      search.partition = state_.table.pages().PartitionOf(keyspace);
       state_.slabs.NoteUse(search.partition, demotion.now);
       search.slot = state_.slabs.Allocate(bytes, search.partition);
-      tenants = state_.table.partitions() > 1;
+      tenants = state_.table.order().partitions() > 1;
       if (!search.slot && !tenants) EvictFor(search, demotion);
       changes = state_.table.TakeChanges();
     }
@@ -97,29 +97,31 @@ void HostRoom::EvictFor(Search& search, Demotion& demotion) {
 bool HostRoom::EvictOne(Search& search, Demotion& demotion) {
   // Nothing of its own: no search would find a victim.
   const bool inherits = state_.inherited.held_bytes() > 0;
-  if (inherits && state_.table.slots().used_bytes() == 0) {
+  if (inherits && state_.slots.own().used_bytes() == 0) {
     search.ended = true;
     return false;
   }
   // No page can be written to the slots of an adopted slab.
   const auto may_go = [&](const Page& page) {
-    state_.mutex.AssertHeld();
-    return !inherits || state_.table.HasOwnSlot(page);
+    return !inherits ||
+           std::any_of(page.fragments.begin(), page.fragments.end(), [&](const Fragment& fragment) {
+             return !state_.inherited.Holds(fragment.slot.region);
+           });
   };
   for (size_t left = kVictimStepsPerHold; left > 0;) {
     size_t steps = left;
     std::optional<PageHandle> victim;
     if (search.steps < kLeafStepsMax) {
-      victim = state_.table.Victim(demotion.now, may_go, search.partition, steps);
+      victim = state_.table.order().Victim(demotion.now, may_go, search.partition, steps);
     }
     if (!victim && steps > 0) {
-      victim =
-          state_.table.InnerVictim(demotion.now, may_go, search.partition, search.above, steps);
+      victim = state_.table.order().InnerVictim(demotion.now, may_go, search.partition,
+                                                search.above, steps);
     }
     search.steps += left - steps;
     left = steps;
     if (!victim) {
-      search.ended = steps > 0 || search.steps >= PageTable::kVictimStepsMax;
+      search.ended = steps > 0 || search.steps >= EvictionOrder::kVictimStepsMax;
       return false;
     }
     if (Evict(*victim, demotion)) {
@@ -144,7 +146,7 @@ bool HostRoom::Evict(PageHandle page, Demotion& demotion) {
 
 void HostRoom::EmptyChunkFor(const Search& search, TimePoint now) {
   std::vector<PageHandle> owners =
-      state_.table.slots().OwnersOfNearlyEmptyChunk(search.bytes, search.partition);
+      state_.slots.own().OwnersOfNearlyEmptyChunk(search.bytes, search.partition);
   KeepEachOnce(&owners);
   for (const PageHandle owner : owners) {
     const Page& page = state_.table[owner];
@@ -172,8 +174,9 @@ absl::Status HostRoom::SetTenant(const KeyspaceId& keyspace, const std::string& 
     {
       MutexLock lock(&state_.mutex);
       const uint32_t partition = state_.PartitionOfTenant(tenant, std::move(policy));
-      if (state_.table.PartitionOf(keyspace) == partition) return absl::OkStatus();
-      const auto pages = state_.table.PagesOlderThan(keyspace, UINT64_MAX, kHostRemovalsPerHold);
+      if (state_.table.pages().PartitionOf(keyspace) == partition) return absl::OkStatus();
+      const auto pages =
+          state_.table.pages().PagesOlderThan(keyspace, UINT64_MAX, kHostRemovalsPerHold);
       for (const PageHandle page : pages) {
         state_.table.Remove(page, RemovalReason::kCapacity, now);
       }
@@ -189,7 +192,7 @@ absl::Status HostRoom::SetTenant(const KeyspaceId& keyspace, const std::string& 
 absl::StatusOr<UniqueFd> HostRoom::OpenSlab(uint32_t slab, const KeyspaceId& keyspace) const {
   MutexLock lock(&state_.mutex);
   const uint32_t region = state_.RegionOf(slab);
-  const uint32_t partition = state_.table.PartitionOf(keyspace);
+  const uint32_t partition = state_.table.pages().PartitionOf(keyspace);
   if (state_.inherited.Holds(slab) && state_.inherited.partition(slab) == partition) {
     return state_.inherited.OpenReader(slab);
   }
@@ -272,8 +275,8 @@ bool HostRoom::TakeIdleSlab(PageHandle page) {
     uint32_t partition = 0;
     {
       MutexLock lock(&state_.mutex);
-      if (state_.table.partitions() == 1 || !state_.table[page].resident) return false;
-      partition = state_.table.PartitionOf(state_.table[page].keyspace);
+      if (state_.table.order().partitions() == 1 || !state_.table[page].resident) return false;
+      partition = state_.table.pages().PartitionOf(state_.table[page].keyspace);
       taken = TakeIdle(partition, state_.clock.Now(), tried, &gone);
     }
     ReportGone(gone);

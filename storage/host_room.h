@@ -60,7 +60,7 @@ class HostRoom {
     uint32_t partition = 0;
     std::optional<Slot> slot = {};
     size_t steps = 0;            // pages looked at since the last one that was evicted
-    PageHandle above = kNoPage;  // PageTable::InnerVictim goes on from here
+    PageHandle above = kNoPage;  // EvictionOrder::InnerVictim goes on from here
     bool ended = false;          // there is no page that may go, or none was found among many
     bool goes_on() const { return !slot && !ended; }
   };

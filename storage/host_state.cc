@@ -37,11 +37,12 @@ HostState::HostState(const Options& host_options, std::unique_ptr<SlabMemory> sl
       events(std::move(tier_events)),
       losses(options.mark_base),
       numbers(std::bit_ceil(static_cast<uint32_t>(memory->size()))),
-      table(std::move(policy), kRounding, &inherited, &losses),
-      slabs(*memory, options.host, table.slots(), inherited, clock.Now()) {
+      slots(kRounding, inherited),
+      table(std::move(policy), slots, &losses),
+      slabs(*memory, options.host, slots.own(), inherited, clock.Now()) {
   table.SetPageFragmentsMax(options.page_fragments_max);
   if (options.tenant_part_max_percent > 0) {
-    table.BoundHeldBytes(options.host.bytes_max.value, options.tenant_part_max_percent);
+    table.held().SetBound(options.host.bytes_max.value, options.tenant_part_max_percent);
   }
 }
 
@@ -68,7 +69,7 @@ bool HostState::HasPartition(const std::string& tenant) const {
 uint32_t HostState::PartitionOfTenant(const std::string& tenant,
                                       std::unique_ptr<EvictionPolicy> policy) {
   if (const auto known = slabs.PartitionOf(tenant)) return *known;
-  table.AddPartition(std::move(policy));
+  table.order().AddPartition(std::move(policy));
   return slabs.AddPartition(tenant, clock.Now());
 }
 
@@ -79,7 +80,7 @@ void HostState::Depart(PageHandle handle, std::vector<Departure>* departures) {
     fragment.below = Below::kQueued;
     fragment.owed_again = false;
     table.Ref(handle);
-    departures->push_back({handle, table.MetaOf(page, fragment)});
+    departures->push_back({handle, page.MetaOf(fragment)});
   }
 }
 

@@ -15,6 +15,7 @@
 #include "storage/page_table.h"
 #include "storage/slab_memory.h"
 #include "storage/slab_owners.h"
+#include "storage/slot_allocator.h"
 #include "storage/store_options.h"
 #include "storage/tiered_store.h"
 
@@ -24,6 +25,34 @@ namespace crumb::storage {
 struct Departure {
   PageHandle page = kNoPage;  // referred to
   FragmentMeta meta;
+};
+
+// The slots of host memory: those of the process's own slabs, which own() allocates, and those of
+// inherited slabs, which are claimed by InheritedSlabs and only freed here. Not thread-safe:
+// HostState::mutex covers it.
+class HostSlots final : public SlotSpace {
+ public:
+  // `inherited` must outlive this.
+  HostSlots(const SlotAllocator::Rounding& rounding, InheritedSlabs& inherited)
+      : own_(rounding), inherited_(inherited) {}
+
+  SlotAllocator& own() { return own_; }
+
+  void SetOwner(const Slot& slot, uint32_t owner) override {
+    inherited_.Holds(slot.region) ? inherited_.SetOwner(slot, owner) : own_.SetOwner(slot, owner);
+  }
+  void Free(const Slot& slot) override {
+    inherited_.Holds(slot.region) ? inherited_.Free(slot) : own_.Free(slot);
+  }
+  uint64_t capacity_bytes() const override {
+    return own_.capacity_bytes() + inherited_.held_bytes();
+  }
+  uint64_t used_bytes() const override { return own_.used_bytes() + inherited_.used_bytes(); }
+  uint64_t waste_bytes() const override { return own_.waste_bytes(); }
+
+ private:
+  SlotAllocator own_;
+  InheritedSlabs& inherited_;
 };
 
 // Host memory: its slabs and the index of the pages in them, with the lock that covers both.
@@ -102,6 +131,7 @@ struct HostState {
   InheritedSlabs inherited;  // changed with `mutex` held
 
   mutable Mutex mutex;
+  HostSlots slots ABSL_GUARDED_BY(mutex);
   PageTable table ABSL_GUARDED_BY(mutex);
   SlabOwners slabs ABSL_GUARDED_BY(mutex);
 

@@ -203,8 +203,8 @@ Adopted Adoption::TakePages(std::span<const uint32_t> regions) {
   TimePoint access = TimePoint::min();
   for (const HostImage::Page& page : image_.pages) {
     if (page.used != access) {
-      for (uint32_t partition = 0; partition < state_.table.partitions(); ++partition) {
-        state_.table.BeginAccess(partition);
+      for (uint32_t partition = 0; partition < state_.table.order().partitions(); ++partition) {
+        state_.table.order().BeginAccess(partition);
       }
     }
     access = page.used;
@@ -254,10 +254,12 @@ bool Adoption::TakeTenant(const HostImage::Page& page, std::span<const uint32_t>
     if (partition != InheritedSlabs::kMixed && here != partition) return false;
     partition = here;
   }
-  if (partition == InheritedSlabs::kMixed || partition == state_.table.PartitionOf(page.keyspace)) {
+  if (partition == InheritedSlabs::kMixed ||
+      partition == state_.table.pages().PartitionOf(page.keyspace)) {
     return true;
   }
-  if (!state_.table.PagesOlderThan(page.keyspace, UINT64_MAX, /*limit=*/1).empty()) return false;
+  if (!state_.table.pages().PagesOlderThan(page.keyspace, UINT64_MAX, /*limit=*/1).empty())
+    return false;
   state_.table.SetPartition(page.keyspace, partition);
   return true;
 }
@@ -351,10 +353,10 @@ absl::StatusOr<HandedOverMemory> HandOver(const HostState& state) {
     return absl::OkStatus();
   };
   MutexLock lock(&state.mutex);
-  state.table.ForEachPage([&](PageHandle, const Page& page) {
+  state.table.pages().ForEach([&](PageHandle, const Page& page) {
     for (const Fragment& fragment : page.fragments) places[fragment.slot.region] = 0;
   });
-  bool mixed = state.table.partitions() == 1;
+  bool mixed = state.table.order().partitions() == 1;
   const auto name_of = [&](uint32_t partition) {
     state.mutex.AssertHeld();
     return partition == InheritedSlabs::kMixed ? "" : state.slabs.TenantOf(partition);
@@ -373,9 +375,9 @@ absl::StatusOr<HandedOverMemory> HandOver(const HostState& state) {
     CRUMB_RETURN_IF_ERROR(add(slab.file.get(), name_of(slab.partition)));
   }
   if (mixed) memory.image.tenants.clear();
-  state.table.ForEachPage(
+  state.table.pages().ForEach(
       [&](PageHandle, const Page& page) { memory.image.pages.push_back(ImageOf(page, places)); });
-  memory.image.generations = state.table.Generations();
+  memory.image.generations = state.table.pages().Generations();
   memory.image.losses = state.losses.state();
   memory.image.revoked = state.slabs.revoked();
   SortForSuccessor(&memory.image.pages);

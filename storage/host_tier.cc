@@ -52,7 +52,8 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool AddRead(HostState& state, PageHandle ha
   if (found_in != Tier::kHost) return true;
   const bool all = fragments->size() - before == page.fragments.size();
   for (const Fragment& fragment : page.fragments) {
-    if (all || Overlaps(fragment.range, request.range)) state.table.CountGet(fragment);
+    if (all || Overlaps(fragment.range, request.range))
+      state.table.CountGet(fragment.logical_bytes(), fragment.bytes);
   }
   return true;
 }
@@ -84,14 +85,14 @@ absl::StatusOr<PageHandle> HostTier::Publish(const FragmentMeta& meta, const Slo
   std::vector<PageTable::Change> changes;
   for (bool decided = false; !decided;) {
     MutexLock lock(&state_.mutex);
-    const bool fits = state_.table.MayInsert(meta, slot, below);
-    decided = fits || state_.table.ExpirePins(now, kExpiredPerHold) == 0;
+    const bool fits = state_.table.held().MayInsert(meta, slot, below);
+    decided = fits || state_.table.held().ExpirePins(now, kExpiredPerHold) == 0;
     if (!decided) continue;
-    state_.table.BeginAccess(state_.table.PartitionOf(meta.keyspace));
+    state_.table.order().BeginAccess(state_.table.pages().PartitionOf(meta.keyspace));
     if (!fits) {
       page = HeldPartError();
     } else {
-      page = state_.slabs[slot.region].partition == state_.table.PartitionOf(meta.keyspace)
+      page = state_.slabs[slot.region].partition == state_.table.pages().PartitionOf(meta.keyspace)
                  ? state_.table.Insert(meta, slot, below, owed, now)
                  : absl::ResourceExhaustedError("the keyspace became another tenant's meanwhile");
     }
@@ -116,7 +117,7 @@ std::vector<TileRange> HostTier::Present(const KeyspaceId& keyspace, const PageK
                                          uint64_t generation) const {
   std::vector<TileRange> ranges;
   MutexLock lock(&state_.mutex);
-  const PageHandle handle = state_.table.Find(keyspace, key);
+  const PageHandle handle = state_.table.pages().Find(keyspace, key);
   if (handle == kNoPage || state_.table[handle].generation < generation) return ranges;
   for (const Fragment& fragment : state_.table[handle].fragments) ranges.push_back(fragment.range);
   return ranges;
@@ -127,7 +128,7 @@ std::vector<TileRange> HostTier::Owe(const KeyspaceId& keyspace, const PageKey& 
                                      std::span<const TileRange> below) {
   std::vector<TileRange> ranges;
   MutexLock lock(&state_.mutex);
-  const PageHandle handle = state_.table.Find(keyspace, key);
+  const PageHandle handle = state_.table.pages().Find(keyspace, key);
   if (handle == kNoPage || state_.table[handle].generation < generation) return ranges;
   for (Fragment& fragment : state_.table[handle].fragments) {
     ranges.push_back(fragment.range);
@@ -142,7 +143,7 @@ std::vector<TileRange> HostTier::Owe(const KeyspaceId& keyspace, const PageKey& 
 std::optional<HostTier::PageSummary> HostTier::Summary(const KeyspaceId& keyspace,
                                                        const PageKey& key) const {
   MutexLock lock(&state_.mutex);
-  const PageHandle handle = state_.table.Find(keyspace, key);
+  const PageHandle handle = state_.table.pages().Find(keyspace, key);
   if (handle == kNoPage) return std::nullopt;
   const Page& page = state_.table[handle];
   PageSummary summary = {.parent = page.parent};
@@ -152,7 +153,7 @@ std::optional<HostTier::PageSummary> HostTier::Summary(const KeyspaceId& keyspac
 
 uint64_t HostTier::KeyspaceBytes(const KeyspaceId& keyspace) const {
   MutexLock lock(&state_.mutex);
-  return state_.table.BytesOf(keyspace);
+  return state_.table.pages().BytesOf(keyspace);
 }
 
 std::vector<PageHandle> HostTier::RefPrefix(const AcquireRequest& request, size_t first,
@@ -167,7 +168,7 @@ std::vector<PageHandle> HostTier::RefPrefix(const AcquireRequest& request, size_
     MutexLock lock(&state_.mutex);
     PageTable& table = state_.table;
     const auto keys = std::span(request.keys).subspan(next, count);
-    table.FindEach(request.keyspace, keys, [&](size_t, PageHandle handle) {
+    table.pages().FindEach(request.keyspace, keys, [&](size_t, PageHandle handle) {
       state_.mutex.AssertHeld();
       if (handle == kNoPage) {
         *miss = MissReason::kAbsent;
@@ -190,7 +191,8 @@ std::vector<PageHandle> HostTier::RefPrefix(const AcquireRequest& request, size_
       pages.push_back(handle);
       return true;
     });
-    if (*miss == MissReason::kBusy && table.ExpirePins(state_.clock.Now(), kExpiredPerHold) > 0) {
+    if (*miss == MissReason::kBusy &&
+        table.held().ExpirePins(state_.clock.Now(), kExpiredPerHold) > 0) {
       *miss = MissReason::kNone;
       next = first + pages.size();
       continue;
@@ -218,7 +220,7 @@ size_t HostTier::CountPrefix(const AcquireRequest& request, size_t first, size_t
   for (size_t next = first; next < last && complete; next += kPagesPerHold) {
     MutexLock lock(&state_.mutex);
     const auto keys = std::span(request.keys).subspan(next, std::min(last - next, kPagesPerHold));
-    state_.table.FindEach(request.keyspace, keys, [&](size_t, PageHandle handle) {
+    state_.table.pages().FindEach(request.keyspace, keys, [&](size_t, PageHandle handle) {
       state_.mutex.AssertHeld();
       complete = handle != kNoPage && state_.table[handle].generation >= request.generation &&
                  state_.table[handle].Covers(request.range);
@@ -260,7 +262,7 @@ bool HostTier::Admit(const KeyspaceId& keyspace, std::span<const PageKey> keys) 
   InPieces(keys, kPagesPerHold, [&](std::span<const PageKey> piece) {
     MutexLock lock(&state_.mutex);
     for (const PageKey& key : piece) {
-      const PageHandle handle = state_.table.Find(keyspace, key);
+      const PageHandle handle = state_.table.pages().Find(keyspace, key);
       if (handle != kNoPage) lacking |= AdmitPage(state_, handle);
     }
   });
@@ -288,16 +290,16 @@ void HostTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) 
     const size_t count = std::min(end, kTouchesPerHold);
     MutexLock lock(&state_.mutex);
     if (end == keys.size()) {
-      const uint32_t partition = state_.table.PartitionOf(keyspace);
+      const uint32_t partition = state_.table.pages().PartitionOf(keyspace);
       state_.slabs.NoteUse(partition, state_.clock.Now());
-      state_.table.BeginAccess(partition);
+      state_.table.order().BeginAccess(partition);
     }
     const std::span<const PageKey> piece = keys.subspan(end - count, count);
-    const PageTable::View pages = state_.table.ViewOf(keyspace);
+    const PageEntries::View pages = state_.table.pages().ViewOf(keyspace);
     for (size_t i = piece.size(); i-- > 0;) {
       if (i >= kPrefetchAhead) pages.Prefetch(piece[i - kPrefetchAhead]);
       const PageHandle page = pages.Find(piece[i]);
-      if (page != kNoPage) state_.table.Hit(page);
+      if (page != kNoPage) state_.table.order().Hit(page);
     }
     end -= count;
   }
@@ -313,9 +315,9 @@ absl::StatusOr<bool> HostTier::Pin(const KeyspaceId& keyspace, const PageKey& ke
   const TimePoint now = state_.clock.Now();
   for (size_t expire = kExpiredPerPin;; expire = kExpiredPerHold) {
     MutexLock lock(&state_.mutex);
-    const size_t expired = state_.table.ExpirePins(now, expire);
-    if (state_.table.Pin(keyspace, key, below_bytes, until)) {
-      return state_.table.Find(keyspace, key) != kNoPage;
+    const size_t expired = state_.table.held().ExpirePins(now, expire);
+    if (state_.table.held().Pin(keyspace, key, below_bytes, until)) {
+      return state_.table.pages().Find(keyspace, key) != kNoPage;
     }
     if (expired < expire) return HeldPartError();
   }
@@ -323,13 +325,13 @@ absl::StatusOr<bool> HostTier::Pin(const KeyspaceId& keyspace, const PageKey& ke
 
 void HostTier::EndPinBelow(const KeyspaceId& keyspace, const PageKey& key) {
   MutexLock lock(&state_.mutex);
-  state_.table.ForgetBelow(keyspace, key);
+  state_.table.held().ForgetBelow(keyspace, key);
 }
 
 bool HostTier::Unpin(const KeyspaceId& keyspace, const PageKey& key) {
   MutexLock lock(&state_.mutex);
-  state_.table.Unpin(keyspace, key);
-  return state_.table.Find(keyspace, key) != kNoPage;
+  state_.table.held().Unpin(keyspace, key);
+  return state_.table.pages().Find(keyspace, key) != kNoPage;
 }
 
 std::vector<PageKey> HostTier::Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
@@ -339,7 +341,7 @@ std::vector<PageKey> HostTier::Remove(const KeyspaceId& keyspace, std::span<cons
     {
       MutexLock lock(&state_.mutex);
       for (const PageKey& key : piece) {
-        const PageHandle handle = state_.table.Find(keyspace, key);
+        const PageHandle handle = state_.table.pages().Find(keyspace, key);
         if (handle == kNoPage) continue;
         state_.table.Remove(handle, RemovalReason::kDeleted, state_.clock.Now());
         removed.push_back(key);
@@ -365,10 +367,10 @@ std::vector<PageKey> HostTier::Drop(const KeyspaceId& keyspace, uint64_t generat
     {
       MutexLock lock(&state_.mutex);
       std::vector<PageHandle> older;
-      next =
-          state_.table.Scan(keyspace, next, kScanPerHold, [&](PageHandle handle, const Page& page) {
-            if (page.generation < generation) older.push_back(handle);
-          });
+      next = state_.table.pages().Scan(keyspace, next, kScanPerHold,
+                                       [&](PageHandle handle, const Page& page) {
+                                         if (page.generation < generation) older.push_back(handle);
+                                       });
       for (const PageHandle handle : older) {
         removed.push_back(state_.table[handle].key);
         state_.table.Remove(handle, RemovalReason::kDeleted, state_.clock.Now());
@@ -386,8 +388,9 @@ void HostTier::ForEachPage(const KeyspaceId& keyspace,
     std::vector<PageKey> keys;
     {
       MutexLock lock(&state_.mutex);
-      next = state_.table.Scan(keyspace, next, kScanPerHold,
-                               [&](PageHandle, const Page& page) { keys.push_back(page.key); });
+      next = state_.table.pages().Scan(
+          keyspace, next, kScanPerHold,
+          [&](PageHandle, const Page& page) { keys.push_back(page.key); });
     }
     for (const PageKey& key : keys) visit(key);
   }
@@ -399,7 +402,7 @@ std::vector<Departure> HostTier::RefAbsentBelow(const PageSelection& selection,
   std::vector<Departure> departures;
   uint64_t bytes = 0;
   MutexLock lock(&state_.mutex);
-  const PageHandle end = std::min(state_.table.handles_end(), walk->next + kWalkPages);
+  const PageHandle end = std::min(state_.table.pages().handles_end(), walk->next + kWalkPages);
   for (; walk->next < end && departures.size() < fragments_max && bytes < bytes_max; ++walk->next) {
     const Page& page = state_.table[walk->next];
     if (!page.resident || page.added > walk->begun) continue;
@@ -408,14 +411,14 @@ std::vector<Departure> HostTier::RefAbsentBelow(const PageSelection& selection,
     state_.Depart(walk->next, &departures);
     for (size_t i = before; i < departures.size(); ++i) bytes += departures[i].meta.bytes;
   }
-  walk->over = walk->next == state_.table.handles_end();
+  walk->over = walk->next == state_.table.pages().handles_end();
   return departures;
 }
 
 void HostTier::CountNotBelow(const PageSelection& selection, PageWalk* walk,
                              NotBelow* counts) const {
   MutexLock lock(&state_.mutex);
-  const PageHandle end = std::min(state_.table.handles_end(), walk->next + kWalkPages);
+  const PageHandle end = std::min(state_.table.pages().handles_end(), walk->next + kWalkPages);
   for (; walk->next < end; ++walk->next) {
     const Page& page = state_.table[walk->next];
     if (!page.resident || page.added > walk->begun) continue;
@@ -434,7 +437,7 @@ void HostTier::CountNotBelow(const PageSelection& selection, PageWalk* walk,
        : absent ? counts->absent
                 : counts->queued);
   }
-  walk->over = walk->next == state_.table.handles_end();
+  walk->over = walk->next == state_.table.pages().handles_end();
 }
 
 std::vector<Departure> HostTier::RefAbsentBelow(const KeyspaceId& keyspace,
@@ -443,7 +446,7 @@ std::vector<Departure> HostTier::RefAbsentBelow(const KeyspaceId& keyspace,
   InPieces(keys, kHostRemovalsPerHold, [&](std::span<const PageKey> piece) {
     MutexLock lock(&state_.mutex);
     for (const PageKey& key : piece) {
-      const PageHandle handle = state_.table.Find(keyspace, key);
+      const PageHandle handle = state_.table.pages().Find(keyspace, key);
       if (handle != kNoPage) state_.Depart(handle, &departures);
     }
   });
@@ -478,8 +481,8 @@ bool HostTier::Return(const Departure& departure, Below below) {
 
 void HostTier::ForgetBelow(const KeyspaceId& keyspace, const PageKey& key) {
   MutexLock lock(&state_.mutex);
-  state_.table.ForgetBelow(keyspace, key);
-  const PageHandle handle = state_.table.Find(keyspace, key);
+  state_.table.held().ForgetBelow(keyspace, key);
+  const PageHandle handle = state_.table.pages().Find(keyspace, key);
   if (handle == kNoPage) return;
   for (Fragment& fragment : state_.table[handle].fragments) {
     if (fragment.below == Below::kStored) fragment.below = Below::kAbsent;
@@ -489,7 +492,7 @@ void HostTier::ForgetBelow(const KeyspaceId& keyspace, const PageKey& key) {
 void HostTier::AddStats(StoreStats& stats) const {
   MutexLock lock(&state_.mutex);
   stats.host = state_.table.Stats();
-  stats.held_bytes = state_.table.held_bytes();
+  stats.held_bytes = state_.table.held().bytes();
   state_.slabs.AddStats(stats);
 }
 

@@ -104,7 +104,7 @@ void SlabGrowth::EmptyInherited() {
       MutexLock lock(&state_.mutex);
       // Part of a slab's pages would free nothing, and take the room that writers have meanwhile.
       const bool fits =
-          state_.table.slots().used_bytes() + state_.inherited.used_bytes(region) <= taken;
+          state_.slots.own().used_bytes() + state_.inherited.used_bytes(region) <= taken;
       const bool waited = memory_is_back && state_.clock.Now() >= progress_ + kPatience;
       if (!fits && !waited) return;
       owners = state_.inherited.OwnersIn(region);
@@ -161,7 +161,7 @@ SlabGrowth::Move SlabGrowth::MovePage(PageHandle handle, uint32_t region) {
     for (const Fragment& fragment : page.fragments) {
       if (fragment.slot.region != region) continue;
       const auto slot =
-          state_.slabs.Allocate(fragment.bytes, state_.table.PartitionOf(page.keyspace));
+          state_.slabs.Allocate(fragment.bytes, state_.table.pages().PartitionOf(page.keyspace));
       if (!slot) {
         give_back();
         return Move::kNoRoom;

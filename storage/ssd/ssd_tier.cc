@@ -55,8 +55,8 @@ SsdTier::SsdTier(const SsdOptions& options, const Clock& clock, FragmentTierEven
       folder_(std::move(folder)),
       files_(std::move(files)),
       health_("SSD tier", clock),
-      table_(std::move(policy),
-             {.granule_bytes = folder_->alignment(), .page_bytes = folder_->alignment()}) {}
+      slots_({.granule_bytes = folder_->alignment(), .page_bytes = folder_->alignment()}),
+      table_(std::move(policy), slots_) {}
 
 SsdTier::~SsdTier() {
   // An error costs the order in which pages were used, which no caller was promised.
@@ -68,10 +68,10 @@ SsdTier::~SsdTier() {
 std::vector<FragmentMeta> SsdTier::Find(const KeyspaceId& keyspace, const PageKey& key) const {
   std::vector<FragmentMeta> found;
   MutexLock lock(&mutex_);
-  const PageHandle handle = table_.Find(keyspace, key);
+  const PageHandle handle = table_.pages().Find(keyspace, key);
   if (handle == kNoPage) return found;
   const Page& page = table_[handle];
-  for (const Fragment& fragment : page.fragments) found.push_back(table_.MetaOf(page, fragment));
+  for (const Fragment& fragment : page.fragments) found.push_back(page.MetaOf(fragment));
   return found;
 }
 
@@ -89,10 +89,10 @@ absl::Status SsdTier::Get(const FragmentMeta& wanted, std::span<std::byte> room)
   std::optional<Slot> slot;
   {
     MutexLock lock(&mutex_);
-    handle = table_.Find(wanted.keyspace, wanted.key);
+    handle = table_.pages().Find(wanted.keyspace, wanted.key);
     if (handle == kNoPage) return absl::NotFoundError("page is not on SSD");
     for (const Fragment& fragment : table_[handle].fragments) {
-      if (table_.MetaOf(table_[handle], fragment) == wanted) slot = fragment.slot;
+      if (table_[handle].MetaOf(fragment) == wanted) slot = fragment.slot;
     }
     if (!slot) return absl::NotFoundError("fragment is not on SSD");
     table_.Ref(handle);
@@ -113,7 +113,7 @@ void SsdTier::FinishGet(const FragmentMeta& meta, PageHandle page, const absl::S
   const bool damaged = !status.ok() && !absl::IsUnavailable(status);
   {
     MutexLock lock(&mutex_);
-    if (status.ok()) table_.CountGet(meta);
+    if (status.ok()) table_.CountGet(meta.logical_bytes(), meta.bytes);
     if (damaged && table_[page].resident) Hide(page, RemovalReason::kCorrupt);
     table_.Unref(page);
   }
@@ -129,12 +129,12 @@ void SsdTier::FinishGet(const FragmentMeta& meta, PageHandle page, const absl::S
 void SsdTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
   const TimePoint now = clock_.Now();
   MutexLock lock(&mutex_);
-  table_.BeginAccess();
+  table_.order().BeginAccess();
   ++access_;
   for (auto key = keys.rbegin(); key != keys.rend(); ++key) {
-    const PageHandle page = table_.Find(keyspace, *key);
+    const PageHandle page = table_.pages().Find(keyspace, *key);
     if (page == kNoPage) continue;
-    table_.Hit(page);
+    table_.order().Hit(page);
     table_.NoteRead({&page, 1}, now);
     MarkUsed(page);
   }
@@ -176,7 +176,7 @@ uint32_t SsdTier::Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
   uint32_t found = 0;
   MutexLock lock(&mutex_);
   for (const PageKey& key : keys) {
-    const PageHandle page = table_.Find(keyspace, key);
+    const PageHandle page = table_.pages().Find(keyspace, key);
     if (page == kNoPage) continue;
     table_[page].pinned_until = until;
     ++found;
@@ -186,17 +186,17 @@ uint32_t SsdTier::Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
 
 uint64_t SsdTier::GenerationOf(const KeyspaceId& keyspace) const {
   MutexLock lock(&mutex_);
-  return table_.GenerationOf(keyspace);
+  return table_.pages().GenerationOf(keyspace);
 }
 
 uint64_t SsdTier::KeyspaceBytes(const KeyspaceId& keyspace) const {
   MutexLock lock(&mutex_);
-  return table_.BytesOf(keyspace);
+  return table_.pages().BytesOf(keyspace);
 }
 
 uint64_t SsdTier::KeyspacePages(const KeyspaceId& keyspace) const {
   MutexLock lock(&mutex_);
-  return table_.PagesOf(keyspace);
+  return table_.pages().PagesOf(keyspace);
 }
 
 void SsdTier::ForEachPage(const KeyspaceId& keyspace,
@@ -206,8 +206,8 @@ void SsdTier::ForEachPage(const KeyspaceId& keyspace,
     std::vector<PageKey> keys;
     {
       MutexLock lock(&mutex_);
-      next = table_.Scan(keyspace, next, kScanPerHold,
-                         [&](PageHandle, const Page& page) { keys.push_back(page.key); });
+      next = table_.pages().Scan(keyspace, next, kScanPerHold,
+                                 [&](PageHandle, const Page& page) { keys.push_back(page.key); });
     }
     for (const PageKey& key : keys) visit(key);
   }

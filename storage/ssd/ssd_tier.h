@@ -12,6 +12,7 @@
 #include "common/mutex.h"
 #include "storage/fragment_tier.h"
 #include "storage/page_table.h"
+#include "storage/slot_allocator.h"
 #include "storage/ssd/extent_files.h"
 #include "storage/ssd/index_format.h"
 #include "storage/ssd/page_cipher.h"
@@ -140,6 +141,7 @@ class SsdTier final : public FragmentTier {
   mutable Mutex mutex_;
   CondVar put_ended_;
   CondVar index_free_;
+  SlotAllocator slots_ ABSL_GUARDED_BY(mutex_);
   PageTable table_ ABSL_GUARDED_BY(mutex_);
   uint64_t access_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<PageHandle> recency_dirty_ ABSL_GUARDED_BY(mutex_);

@@ -60,7 +60,7 @@ void SsdTier::RemoveOlderGenerations(std::span<const FragmentWrite> fragments) {
   {
     MutexLock lock(&mutex_);
     for (const FragmentWrite& fragment : fragments) {
-      const PageHandle page = table_.Find(fragment.meta.keyspace, fragment.meta.key);
+      const PageHandle page = table_.pages().Find(fragment.meta.keyspace, fragment.meta.key);
       if (page == kNoPage || table_[page].generation >= fragment.meta.generation) continue;
       Hide(page, RemovalReason::kDeleted);
       found = true;
@@ -94,7 +94,7 @@ void SsdTier::FindRoom(std::span<const Incoming> earlier, Incoming& incoming) {
       incoming.status = table_.CanInsert(meta);
       if (!incoming.status.ok()) return;
       index_is_full = IndexIsFull(on_their_way);
-      if (!index_is_full) incoming.slot = table_.slots().Allocate(bytes, SlotAllocator::kNoOwner);
+      if (!index_is_full) incoming.slot = slots_.Allocate(bytes, SlotAllocator::kNoOwner);
       if (incoming.slot) return;
     }
     if (!index_is_full && Grow()) continue;
@@ -129,7 +129,7 @@ void SsdTier::WriteBytes(std::span<Incoming> incoming) {
   MutexLock lock(&mutex_);
   for (Incoming& one : incoming) {
     if (!one.slot) continue;
-    table_.slots().Free(*one.slot);  // no entry names it
+    slots_.Free(*one.slot);  // no entry names it
     one.slot.reset();
     one.status = absl::UnavailableError(status.message());
   }
@@ -175,7 +175,7 @@ void SsdTier::Show(std::span<Incoming> incoming) {
   const TimePoint now = clock_.Now();
   bool written = false;
   MutexLock lock(&mutex_);
-  table_.BeginAccess();
+  table_.order().BeginAccess();
   for (Incoming& one : incoming) {
     if (!one.slot) continue;
     written = true;

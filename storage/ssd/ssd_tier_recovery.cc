@@ -85,13 +85,13 @@ void SsdTier::TakeBack(RecoveredIndex recovered, IndexBatch* discarded) {
     table_.RaiseGeneration(keyspace, generation);
   }
   for (const ExtentFiles::Extent& extent : files_->found()) {
-    table_.slots().AddRegion(extent.number, extent.bytes);
+    slots_.AddRegion(extent.number, extent.bytes);
   }
   uint64_t at_access = 0;
   for (const IndexEntry& entry : recovered.entries) {
     const auto access = recovered.accesses.find({entry.meta.keyspace, entry.meta.key});
     if (access != recovered.accesses.end()) access_ = access->second;
-    if (access_ != at_access) table_.BeginAccess();
+    if (access_ != at_access) table_.order().BeginAccess();
     at_access = access_;
     if (!TakeBack(entry, now)) {
       discarded->Delete(FragmentKey(entry.meta.keyspace, entry.meta.key, entry.meta.range));
@@ -99,7 +99,7 @@ void SsdTier::TakeBack(RecoveredIndex recovered, IndexBatch* discarded) {
   }
   for (const auto& [name, access] : recovered.accesses) {
     access_ = std::max(access_, access);
-    if (table_.Find(name.first, name.second) == kNoPage) {
+    if (table_.pages().Find(name.first, name.second) == kNoPage) {
       discarded->Delete(AccessKey(name.first, name.second));
     }
   }
@@ -116,11 +116,11 @@ bool SsdTier::IsIntact(const IndexEntry& entry) const {
 }
 
 bool SsdTier::TakeBack(const IndexEntry& entry, TimePoint now) {
-  if (!IsIntact(entry) || !table_.slots().Claim(entry.slot, SlotAllocator::kNoOwner)) return false;
+  if (!IsIntact(entry) || !slots_.Claim(entry.slot, SlotAllocator::kNoOwner)) return false;
   const absl::StatusOr<PageHandle> page =
       table_.Insert(entry.meta, entry.slot, Below::kStored, /*owed=*/false, now);
   if (!page.ok()) {
-    table_.slots().Free(entry.slot);
+    slots_.Free(entry.slot);
     return false;
   }
   table_[*page].access = access_;

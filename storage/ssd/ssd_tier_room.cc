@@ -55,19 +55,19 @@ bool SsdTier::Grow() {
   }
   MutexLock lock(&mutex_);
   growing_ = false;
-  if (status.ok()) table_.slots().AddRegion(number, folder_->extent_bytes());
+  if (status.ok()) slots_.AddRegion(number, folder_->extent_bytes());
   return status.ok();
 }
 
 bool SsdTier::IndexIsFull(size_t more) const {
-  return table_.fragments() + more >= static_cast<uint64_t>(options_.fragments_max);
+  return table_.pages().fragments() + more >= static_cast<uint64_t>(options_.fragments_max);
 }
 
 size_t SsdTier::HideVictims(TimePoint now) {
-  const size_t wanted = std::clamp<size_t>(table_.pages() / kEvictPart, 1, kEvictPagesMax);
+  const size_t wanted = std::clamp<size_t>(table_.pages().size() / kEvictPart, 1, kEvictPagesMax);
   size_t hidden = 0;
   while (hidden < wanted) {
-    const auto victim = table_.Victim(now, [](const Page&) { return true; });
+    const auto victim = table_.order().Victim(now, [](const Page&) { return true; });
     if (!victim) break;
     Hide(*victim, RemovalReason::kCapacity);
     ++hidden;
@@ -81,7 +81,7 @@ absl::Status SsdTier::EvictFor(uint64_t bytes) {
   {
     MutexLock lock(&mutex_);
     evicted = HideVictims(now);
-    for (const PageHandle page : table_.slots().OwnersOfNearlyEmptyChunk(bytes)) {
+    for (const PageHandle page : slots_.OwnersOfNearlyEmptyChunk(bytes)) {
       const Page& owner = table_[page];
       if (!owner.resident || owner.references > 0 || owner.pinned_until > now) continue;
       Hide(page, RemovalReason::kCapacity);
@@ -97,7 +97,7 @@ void SsdTier::ShrinkIndex() {
   for (bool full = true; full;) {
     {
       MutexLock lock(&mutex_);
-      if (table_.fragments() <= static_cast<uint64_t>(options_.fragments_max)) return;
+      if (table_.pages().fragments() <= static_cast<uint64_t>(options_.fragments_max)) return;
       full = HideVictims(clock_.Now()) > 0;
     }
     if (!WriteIndex({}).ok()) return;
@@ -114,7 +114,7 @@ bool SsdTier::RemoveAnExtent() {
   std::optional<uint32_t> emptiest;
   {
     MutexLock lock(&mutex_);
-    emptiest = table_.slots().EmptiestRegion();
+    emptiest = slots_.EmptiestRegion();
   }
   if (!emptiest) return false;
   // Its pages in the order of their slots, each looked at once.
@@ -123,7 +123,7 @@ bool SsdTier::RemoveAnExtent() {
     MutexLock lock(&mutex_);
     std::vector<PageHandle> pages;
     for (size_t looked_at = 0; more && looked_at < kPagesPerHold; looked_at += pages.size()) {
-      more = table_.slots().NextOwners(*emptiest, offset, pages);
+      more = slots_.NextOwners(*emptiest, offset, pages);
       for (const PageHandle page : pages) {
         if (table_[page].resident) Hide(page, RemovalReason::kCapacity);
       }
@@ -132,7 +132,7 @@ bool SsdTier::RemoveAnExtent() {
   if (!WriteIndex({}).ok()) return false;
   {
     MutexLock lock(&mutex_);
-    if (!table_.slots().RemoveRegion(*emptiest)) return false;  // it is still being read
+    if (!slots_.RemoveRegion(*emptiest)) return false;  // it is still being read
   }
   const absl::Status status = files_->Remove(*emptiest);
   if (!status.ok()) health_.Failed(TierHealth::Operation::kWrite, status);
@@ -168,7 +168,7 @@ absl::Status SsdTier::WriteIndex(const IndexBatch& batch) {
   index_busy_ = false;
   index_free_.NotifyAll();  // a caller that finds nothing left to do would wake no other
   if (status.ok()) {
-    for (const Slot& slot : leaving.slots) table_.slots().Free(slot);
+    for (const Slot& slot : leaving.slots) slots_.Free(slot);
     for (const PageHandle page : leaving.pages) table_.Unref(page);
     return status;
   }
@@ -210,7 +210,7 @@ absl::StatusOr<uint32_t> SsdTier::Remove(const KeyspaceId& keyspace,
     MutexLock lock(&mutex_);
     WaitForPut();
     for (const PageKey& key : keys.subspan(begin, std::min(kPagesPerHold, keys.size() - begin))) {
-      const PageHandle page = table_.Find(keyspace, key);
+      const PageHandle page = table_.pages().Find(keyspace, key);
       if (page == kNoPage) continue;
       Hide(page, RemovalReason::kDeleted);
       ++removed;
@@ -227,7 +227,7 @@ absl::StatusOr<uint32_t> SsdTier::Remove(const KeyspaceId& keyspace,
 absl::StatusOr<uint64_t> SsdTier::Drop(const KeyspaceId& keyspace, uint64_t generation) {
   {
     MutexLock lock(&mutex_);
-    if (table_.GenerationOf(keyspace) < generation) {
+    if (table_.pages().GenerationOf(keyspace) < generation) {
       table_.RaiseGeneration(keyspace, generation);
       leaving_.changes.Put(GenerationKey(keyspace), EncodeNumber(generation));
     }
@@ -243,7 +243,7 @@ absl::StatusOr<uint64_t> SsdTier::Drop(const KeyspaceId& keyspace, uint64_t gene
       MutexLock lock(&mutex_);
       WaitForPut();
       const std::vector<PageHandle> pages =
-          table_.PagesOlderThan(keyspace, generation, kPagesPerHold);
+          table_.pages().PagesOlderThan(keyspace, generation, kPagesPerHold);
       if (pages.empty()) break;
       for (const PageHandle page : pages) Hide(page, RemovalReason::kDeleted);
       dropped += pages.size();

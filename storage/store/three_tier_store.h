@@ -91,12 +91,12 @@ class ThreeTierStore final : public TieredStore {
   void SetOwner(const KeyspaceId& keyspace, const std::string& tenant) override {
     host_state_->losses.SetOwner(keyspace, tenant);
     MutexLock lock(&host_state_->mutex);
-    host_state_->table.SetTenant(keyspace, tenant);
+    host_state_->table.held().SetTenant(keyspace, tenant);
   }
   void ForgetOwner(const KeyspaceId& keyspace) override {
     host_state_->losses.ForgetOwner(keyspace);
     MutexLock lock(&host_state_->mutex);
-    host_state_->table.ForgetTenant(keyspace);
+    host_state_->table.held().ForgetTenant(keyspace);
   }
   absl::Status SetTenant(const KeyspaceId& keyspace, const std::string& tenant) override {
     return room_->SetTenant(keyspace, tenant);

@@ -46,11 +46,11 @@ class HostTierFace final : public FragmentTier {
   std::vector<FragmentMeta> Find(const KeyspaceId& keyspace, const PageKey& key) const override {
     std::vector<FragmentMeta> found;
     MutexLock lock(&state_->mutex);
-    const PageHandle handle = state_->table.Find(keyspace, key);
+    const PageHandle handle = state_->table.pages().Find(keyspace, key);
     if (handle == kNoPage) return found;
     const Page& page = state_->table[handle];
     for (const Fragment& fragment : page.fragments) {
-      found.push_back(state_->table.MetaOf(page, fragment));
+      found.push_back(page.MetaOf(fragment));
     }
     return found;
   }

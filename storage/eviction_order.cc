@@ -1,36 +1,99 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// The part of a page table that keeps the chains of pages, and the lists of pages that the tier
-// below lacks.
+#include "storage/eviction_order.h"
+
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
-#include "storage/page_table.h"
-
 namespace crumb::storage {
+namespace {
 
-ForestHandle PageTable::NewPlace() {
+uint64_t FingerprintOf(const PageKey& key) {
+  uint64_t fingerprint;
+  std::memcpy(&fingerprint, key.bytes.data(), sizeof(fingerprint));
+  return fingerprint;
+}
+
+}  // namespace
+
+EvictionOrder::EvictionOrder(std::unique_ptr<EvictionPolicy> policy, PageEntries& pages)
+    : pages_(pages) {
+  AddPartition(std::move(policy));
+}
+
+uint32_t EvictionOrder::AddPartition(std::unique_ptr<EvictionPolicy> policy) {
+  partitions_.push_back({std::move(policy), {}});
+  return partitions() - 1;
+}
+
+void EvictionOrder::Add(PageHandle handle) {
+  Page& page = pages_[handle];
+  const ForestHandle place = TakePlace(page);
+  const ForestHandle parent = ParentPlace(page, place);
+  const PageHandle parent_page = parent == kNoForestNode ? kNoPage : places_[parent].page;
+  TenantPartition& partition = partitions_[page.partition];
+  page.item = partition.policy->Insert(
+      {.fingerprint = FingerprintOf(page.key),
+       .parent = parent_page == kNoPage ? kNoItem : pages_[parent_page].item,
+       .has_children = places_[place].first_child != kNoForestNode});
+  partition.page_of_item.GrowTo(page.item + size_t{1});
+  partition.page_of_item[page.item] = handle;
+  page.place = place;
+  places_[place].page = handle;
+  if (parent != kNoForestNode) LinkPlace(place, parent);
+}
+
+void EvictionOrder::Remove(PageHandle handle, Removal removal) {
+  Page& page = pages_[handle];
+  partitions_[page.partition].policy->Remove(page.item, removal);
+  LeavePlace(page);
+  page.item = kNoItem;
+  page.place = kNoForestNode;
+}
+
+void EvictionOrder::Hit(PageHandle handle) {
+  const Page& page = pages_[handle];
+  if (page.resident) partitions_[page.partition].policy->Hit(page.item);
+}
+
+std::optional<PageHandle> EvictionOrder::Victim(TimePoint now,
+                                                absl::FunctionRef<bool(const Page&)> may_go,
+                                                uint32_t partition, size_t& steps) {
+  const ChunkedVector<PageHandle>& page_of_item = partitions_[partition].page_of_item;
+  const auto is_pinned = [&](ItemHandle item) {
+    const Page& page = pages_[page_of_item[item]];
+    return page.references > 0 || page.pinned_until > now || !may_go(page);
+  };
+  const std::optional<ItemHandle> item =
+      partitions_[partition].policy->FindVictim(is_pinned, steps);
+  if (!item) return std::nullopt;
+  return page_of_item[*item];
+}
+
+ForestHandle EvictionOrder::NewPlace() {
   const ForestHandle place = forest_.Add();
   places_.GrowTo(place + size_t{1});
   places_[place] = {};
   return place;
 }
 
-ForestHandle PageTable::TakePlace(Space& space, const PageKey& key) {
-  const ForestHandle vacant = space.vacant.Find(key);
+ForestHandle EvictionOrder::TakePlace(const Page& page) {
+  const ForestHandle vacant = page.space->vacant.Find(page.key);
   if (vacant == KeyIndex::kNone) return NewPlace();
-  space.vacant.Erase(key);
+  page.space->vacant.Erase(page.key);
   return vacant;
 }
 
-ForestHandle PageTable::ParentPlace(Space& space, const FragmentMeta& meta, ForestHandle place) {
-  if (meta.parent == PageKey{} || meta.parent == meta.key) return kNoForestNode;
-  const PageHandle page = space.pages.Find(meta.parent);
+ForestHandle EvictionOrder::ParentPlace(const Page& page, ForestHandle place) {
+  if (page.parent == PageKey{} || page.parent == page.key) return kNoForestNode;
+  PageSpace& space = *page.space;
+  const PageHandle there = space.pages.Find(page.parent);
   ForestHandle parent =
-      page == kNoPage ? space.vacant.Find(meta.parent) : ForestHandle{pages_[page].place};
+      there == kNoPage ? space.vacant.Find(page.parent) : ForestHandle{pages_[there].place};
   if (parent == kNoForestNode) {
     parent = NewPlace();
-    space.vacant.Insert(meta.parent, parent);
+    space.vacant.Insert(page.parent, parent);
     return parent;
   }
   // Only a page that has children already can be above its own parent.
@@ -38,7 +101,7 @@ ForestHandle PageTable::ParentPlace(Space& space, const FragmentMeta& meta, Fore
   return has_children && forest_.SameTree(place, parent) ? kNoForestNode : parent;
 }
 
-void PageTable::LinkPlace(ForestHandle place, ForestHandle parent) {
+void EvictionOrder::LinkPlace(ForestHandle place, ForestHandle parent) {
   forest_.Link(place, parent);
   const ForestHandle sibling = places_[parent].first_child;
   places_[place].parent = parent;
@@ -51,14 +114,14 @@ void PageTable::LinkPlace(ForestHandle place, ForestHandle parent) {
   }
 }
 
-void PageTable::NoteChildren(ForestHandle place, bool has_children) {
+void EvictionOrder::NoteChildren(ForestHandle place, bool has_children) {
   const PageHandle handle = places_[place].page;
   if (handle == kNoPage) return;
   const Page& page = pages_[handle];
   partitions_[page.partition].policy->SetHasChildren(page.item, has_children);
 }
 
-void PageTable::UnlinkPlace(ForestHandle place) {
+void EvictionOrder::UnlinkPlace(ForestHandle place) {
   Place& child = places_[place];
   const ForestHandle parent = child.parent;
   if (parent == kNoForestNode) return;
@@ -72,8 +135,8 @@ void PageTable::UnlinkPlace(ForestHandle place) {
   child.parent = child.next_sibling = child.previous_sibling = kNoForestNode;
 }
 
-// Children keep the place, for their parent may come back.
-void PageTable::LeavePlace(Space& space, const Page& page) {
+void EvictionOrder::LeavePlace(const Page& page) {
+  PageSpace& space = *page.space;
   const ForestHandle place = page.place;
   const ForestHandle parent = places_[place].parent;
   UnlinkPlace(place);
@@ -89,8 +152,8 @@ void PageTable::LeavePlace(Space& space, const Page& page) {
   forest_.Remove(parent);
 }
 
-std::optional<PageHandle> PageTable::FreeAncestor(absl::FunctionRef<bool(const Page&)> is_free,
-                                                  PageHandle& from, size_t& steps) const {
+std::optional<PageHandle> EvictionOrder::FreeAncestor(absl::FunctionRef<bool(const Page&)> is_free,
+                                                      PageHandle& from, size_t& steps) const {
   while (steps > 0) {
     --steps;
     const ForestHandle parent = places_[pages_[from].place].parent;
@@ -101,10 +164,10 @@ std::optional<PageHandle> PageTable::FreeAncestor(absl::FunctionRef<bool(const P
   return std::nullopt;
 }
 
-std::optional<PageHandle> PageTable::InnerVictim(TimePoint now,
-                                                 absl::FunctionRef<bool(const Page&)> may_go,
-                                                 uint32_t partition, PageHandle& from,
-                                                 size_t& steps) {
+std::optional<PageHandle> EvictionOrder::InnerVictim(TimePoint now,
+                                                     absl::FunctionRef<bool(const Page&)> may_go,
+                                                     uint32_t partition, PageHandle& from,
+                                                     size_t& steps) {
   const auto is_free = [&](const Page& page) {
     return page.references == 0 && page.pinned_until <= now && may_go(page);
   };
@@ -128,7 +191,7 @@ std::optional<PageHandle> PageTable::InnerVictim(TimePoint now,
   return found;
 }
 
-std::optional<PageHandle> PageTable::ParentLeftBy(
+std::optional<PageHandle> EvictionOrder::ParentLeftBy(
     PageHandle page, absl::FunctionRef<bool(PageHandle)> leaving) const {
   const ForestHandle place = pages_[page].place;
   if (place == kNoForestNode || places_[place].parent == kNoForestNode) return std::nullopt;
