@@ -13,7 +13,7 @@
 #include "fmt/format.h"
 #include "server/calls/field_bounds.h"
 #include "server/device/device_pools.h"
-#include "storage/device_tier.h"
+#include "storage/device/device_tier.h"
 
 namespace crumb::server {
 namespace {

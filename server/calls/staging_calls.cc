@@ -11,7 +11,7 @@
 #include "server/calls/device_calls.h"
 #include "server/calls/field_bounds.h"
 #include "server/cluster/cluster.h"
-#include "storage/incoming_fragment.h"
+#include "storage/store/incoming_fragment.h"
 
 namespace crumb::server {
 namespace {

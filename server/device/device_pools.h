@@ -28,7 +28,7 @@
 #include "server/session/pool_plane.h"
 #include "server/session/session.h"
 #include "server/session/session_memory.h"
-#include "storage/device_tier.h"
+#include "storage/device/device_tier.h"
 
 namespace crumb::server {
 

@@ -17,7 +17,7 @@
 #include "common/tenant_budget.h"
 #include "server/base/random_id.h"
 #include "server/keyspaces/keyspace.h"
-#include "storage/device_pool_index.h"
+#include "storage/device/device_pool_index.h"
 
 namespace crumb::server {
 

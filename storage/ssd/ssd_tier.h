@@ -11,7 +11,7 @@
 #include "common/metrics.h"
 #include "common/mutex.h"
 #include "storage/fragment_tier.h"
-#include "storage/page_table.h"
+#include "storage/index/page_table.h"
 #include "storage/slot_allocator.h"
 #include "storage/ssd/extent_files.h"
 #include "storage/ssd/index_format.h"

@@ -10,7 +10,7 @@
 #include "common/executor.h"
 #include "common/mutex.h"
 #include "storage/deadline_timer.h"
-#include "storage/host_tier.h"
+#include "storage/host/host_tier.h"
 #include "storage/store/pending_hints.h"
 #include "storage/store/promoter.h"
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "storage/host_state.h"
+#include "storage/host/host_state.h"
 
 namespace crumb::storage {
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "common/mutex.h"
-#include "storage/device_tier.h"
-#include "storage/host_tier.h"
+#include "storage/device/device_tier.h"
+#include "storage/host/host_tier.h"
 #include "storage/tiered_store.h"
 
 namespace crumb::storage {

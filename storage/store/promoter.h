@@ -12,8 +12,8 @@
 #include "common/mutex.h"
 #include "storage/bounds.h"
 #include "storage/fragment_tier.h"
-#include "storage/host_room.h"
-#include "storage/host_tier.h"
+#include "storage/host/host_room.h"
+#include "storage/host/host_tier.h"
 #include "storage/store/write_through.h"
 
 namespace crumb::storage {

@@ -9,8 +9,8 @@
 #include "common/logging.h"
 #include "common/status_macros.h"
 #include "storage/coverage.h"
-#include "storage/host_succession.h"
-#include "storage/incoming_fragment.h"
+#include "storage/host/host_succession.h"
+#include "storage/store/incoming_fragment.h"
 
 namespace crumb::storage {
 namespace {

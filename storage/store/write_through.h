@@ -18,8 +18,8 @@
 #include "common/mutex.h"
 #include "common/thread.h"
 #include "storage/fragment_tier.h"
-#include "storage/host_room.h"
-#include "storage/host_tier.h"
+#include "storage/host/host_room.h"
+#include "storage/host/host_tier.h"
 #include "storage/store/departure_queue.h"
 
 namespace crumb::storage {

@@ -7,8 +7,8 @@
 #include <map>
 #include <set>
 
-#include "storage/host_room.h"
-#include "storage/host_tier.h"
+#include "storage/host/host_room.h"
+#include "storage/host/host_tier.h"
 #include "storage/store/open_tiered_store.h"
 #include "storage/tiered_store.h"
 #include "tests/storage/store_calls.h"

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "storage/eviction_order.h"
+#include "storage/index/eviction_order.h"
 
 #include <algorithm>
 #include <map>

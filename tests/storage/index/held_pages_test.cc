@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "storage/held_pages.h"
+#include "storage/index/held_pages.h"
 
 #include "gtest/gtest.h"
 #include "tests/storage/index/page_table_fixture.h"

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "storage/page_entries.h"
+#include "storage/index/page_entries.h"
 
 #include <set>
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "gtest/gtest.h"
-#include "storage/page_table.h"
+#include "storage/index/page_table.h"
 #include "storage/policy/policy.h"
 #include "storage/slot_allocator.h"
 #include "tests/storage/sample_fragment.h"

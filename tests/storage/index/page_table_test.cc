@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "storage/page_table.h"
+#include "storage/index/page_table.h"
 
 #include "gtest/gtest.h"
 #include "tests/storage/index/page_table_fixture.h"

@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 #include "storage/store/open_tiered_store.h"
-#include "tests/storage/device_tier_fixture.h"
+#include "tests/storage/device/device_tier_fixture.h"
 #include "tests/storage/fault_tier.h"
 #include "tests/storage/memory_tier.h"
 #include "tests/storage/store_calls.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "storage/host_room.h"
+#include "storage/host/host_room.h"
 #include "tests/common/fake_clock.h"
 #include "tests/storage/store_calls.h"
 
