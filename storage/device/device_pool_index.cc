@@ -21,18 +21,13 @@ DevicePoolIndex::DevicePoolIndex(std::unique_ptr<EvictionPolicy> policy, uint32_
                                  uint64_t handle_bytes, bool recovering)
     : slots_(slot_bytes, handle_bytes, recovering),
       table_(std::move(policy), slots_),
-      recovering_(recovering) {}
+      departures_(table_, slots_) {}
 
 bool DevicePoolIndex::AddHandle(uint32_t number, HandleRoom room) {
   if (!slots_.AddHandle(number, std::move(room.states))) return false;
   if (slot_pages_.size() <= number) slot_pages_.resize(size_t{number} + 1);
   slot_pages_[number] = {std::move(room.headers), std::move(room.pages)};
   return true;
-}
-
-void DevicePoolIndex::EndRecovery() {
-  recovering_ = false;
-  slots_.EndRecovery();
 }
 
 bool DevicePoolIndex::Holds(HolderId holder, uint64_t slot) const {
@@ -114,7 +109,7 @@ absl::Status DevicePoolIndex::Commit(HolderId holder, uint64_t slot,
 bool DevicePoolIndex::Claim(HolderId holder, uint64_t slot,
                             std::shared_ptr<const FragmentHeader> header,
                             uint32_t logical_tile_bytes, TimePoint now) {
-  if (!recovering_ || !slots_.Has(slot)) return false;
+  if (!slots_.recovering() || !slots_.Has(slot)) return false;
   if (removed_marks_ && removed_marks_->Has(slot)) header = nullptr;
   const bool first = slots_.TakeAt(slot);
   if (first) {
@@ -198,148 +193,6 @@ std::vector<uint64_t> DevicePoolIndex::HeldSlots(HolderId holder) const {
 size_t DevicePoolIndex::HeldBy(HolderId holder) const {
   const auto holds = holds_.find(holder);
   return holds == holds_.end() ? 0 : holds->second.size();
-}
-
-std::optional<PageHandle> DevicePoolIndex::ParentToLeave(PageHandle child, TimePoint now) const {
-  if (child == kNoPage) return std::nullopt;
-  const auto parent = table_.order().ParentLeftBy(
-      child, [this](PageHandle sibling) { return leaving_.contains(sibling); });
-  if (!parent) return std::nullopt;
-  const Page& page = table_[*parent];
-  const bool idle = page.references == 0 && page.pinned_until <= now;
-  if (!idle || page.used > table_[child].used) return std::nullopt;
-  return parent;
-}
-
-std::optional<DevicePoolIndex::Departure> DevicePoolIndex::BeginDeparture(PageHandle child,
-                                                                          TimePoint now) {
-  if (recovering_) return std::nullopt;
-  std::optional<PageHandle> page = ParentToLeave(child, now);
-  if (!page) page = table_.order().Victim(now, [](const Page&) { return true; });
-  if (!page) return std::nullopt;
-  table_.Ref(*page);
-  leaving_[*page] = ++last_departure_;
-  return Departure{*page, last_departure_};
-}
-
-void DevicePoolIndex::EndDeparture(const Departure& departure, Departed departed, TimePoint now) {
-  if (!Departing(departure)) return;
-  const PageHandle page = departure.page;
-  leaving_.erase(page);
-  // A page that was leased meanwhile is worth keeping.
-  const bool ours_alone = table_[page].references == 1;
-  if (departed == Departed::kGone && ours_alone && table_[page].resident) {
-    table_.Remove(page, RemovalReason::kCapacity, now);
-  }
-  table_.Unref(page);
-}
-
-std::vector<DemotionWork> DevicePoolIndex::Demote(const Departure& departure, HolderId holder) {
-  std::vector<DemotionWork> work;
-  if (!Departing(departure)) return work;
-  for (const Fragment& fragment : table_[departure.page].fragments) {
-    const uint64_t slot = slots_.NumberOf(fragment.slot);
-    demoting_[slot] = {departure, holder};
-    work.push_back({slot, HeaderOf(slot)});
-  }
-  return work;
-}
-
-bool DevicePoolIndex::ForgetDemotion(const Departure& departure) {
-  if (!Departing(departure)) return false;
-  for (const Fragment& fragment : table_[departure.page].fragments) {
-    demoting_.erase(slots_.NumberOf(fragment.slot));
-  }
-  return true;
-}
-
-std::optional<FragmentMeta> DevicePoolIndex::DemotingAt(HolderId holder, uint64_t slot) const {
-  const auto found = demoting_.find(slot);
-  if (found == demoting_.end() || found->second.by != holder) return std::nullopt;
-  const Page& page = table_[found->second.departure.page];
-  for (const Fragment& fragment : page.fragments) {
-    if (slots_.NumberOf(fragment.slot) == slot) return page.MetaOf(fragment);
-  }
-  return std::nullopt;
-}
-
-bool DevicePoolIndex::Demoted(HolderId holder, uint64_t slot, TimePoint now) {
-  const auto found = demoting_.find(slot);
-  if (found == demoting_.end() || found->second.by != holder) return false;
-  const Departure departure = found->second.departure;
-  demoting_.erase(found);
-  for (const Fragment& fragment : table_[departure.page].fragments) {
-    if (demoting_.contains(slots_.NumberOf(fragment.slot))) return true;  // other copies remain
-  }
-  EndDeparture(departure, Departed::kGone, now);
-  return true;
-}
-
-size_t DevicePoolIndex::DropDemotions(HolderId holder, TimePoint now) {
-  std::vector<uint64_t> slots;
-  for (const auto& [slot, demoting] : demoting_) {
-    if (demoting.by == holder) slots.push_back(slot);
-  }
-  for (const uint64_t slot : slots) Demoted(holder, slot, now);
-  return slots.size();
-}
-
-bool UniformSlots::AddHandle(uint32_t number, std::vector<State> states) {
-  if (HasHandle(number)) return false;
-  if (handles_.size() <= number) handles_.resize(size_t{number} + 1);
-  handles_[number].states = std::move(states);
-  unswept_.push_back(number);
-  ++handle_count_;
-  return true;
-}
-
-uint64_t UniformSlots::MarkTaken(uint64_t number) {
-  StateOf(number) = State::kTaken;
-  ++used_;
-  return number;
-}
-
-std::optional<uint64_t> UniformSlots::Take() {
-  if (recovering_) return std::nullopt;
-  if (!free_.empty()) {
-    const uint64_t number = free_.back();
-    free_.pop_back();
-    return MarkTaken(number);
-  }
-  while (!unswept_.empty()) {
-    const uint32_t number = unswept_.back();
-    Handle& handle = handles_[number];
-    while (handle.swept < per_handle_) {
-      const uint32_t index = handle.swept++;
-      if (handle.states[index] == State::kFresh) {
-        return MarkTaken(uint64_t{number} * per_handle_ + index);
-      }
-    }
-    unswept_.pop_back();
-  }
-  return std::nullopt;
-}
-
-bool UniformSlots::TakeAt(uint64_t number) {
-  if (!Has(number) || StateOf(number) != State::kFresh) return false;
-  MarkTaken(number);
-  return true;
-}
-
-void UniformSlots::Free(uint64_t number) {
-  --used_;
-  if (recovering_) {
-    StateOf(number) = State::kFresh;
-    return;
-  }
-  StateOf(number) = State::kFree;
-  free_.push_back(number);
-}
-
-Slot UniformSlots::At(uint64_t number) const {
-  return {.region = static_cast<uint32_t>(number / per_handle_),
-          .bytes = slot_bytes_,
-          .offset = number % per_handle_ * slot_bytes_};
 }
 
 }  // namespace crumb::storage

@@ -12,101 +12,11 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "common/roster.h"
+#include "storage/device/pool_departures.h"
+#include "storage/device/uniform_slots.h"
 #include "storage/index/page_table.h"
 
 namespace crumb::storage {
-
-// The slots of a device pool: handles of one size, numbered from 0, cut into slots of one size from
-// their beginning on. A slot has a number, counted through all handles. Keeps numbers only. Not
-// thread-safe.
-//
-// A slot is fresh when its handle is added, taken by Take or TakeAt, and free after Free. While the
-// space recovers, the use of fresh slots is unknown: Take returns none, TakeAt claims them one by
-// one, and Free makes them fresh again. EndRecovery makes every slot that is not taken available.
-//
-// Every call costs O(1), amortised: fresh slots are found by a cursor per handle instead of a list,
-// so that neither AddHandle nor EndRecovery visits the slots.
-class UniformSlots final : public SlotSpace {
- public:
-  enum class State : uint8_t { kFresh, kFree, kTaken };
-
-  // A handle has room for at least one slot.
-  UniformSlots(uint32_t slot_bytes, uint64_t handle_bytes, bool recovering)
-      : slot_bytes_(slot_bytes),
-        handle_bytes_(handle_bytes),
-        per_handle_(static_cast<uint32_t>(handle_bytes / slot_bytes)),
-        recovering_(recovering) {}
-
-  uint32_t per_handle() const { return per_handle_; }
-
-  // `states` has per_handle() fresh entries; callers allocate it outside their locks because its
-  // size is that of a handle. Returns false if the handle is there already. Handles may be added in
-  // any order.
-  bool AddHandle(uint32_t number, std::vector<State> states);
-  bool HasHandle(uint32_t number) const {
-    return number < handles_.size() && !handles_[number].states.empty();
-  }
-
-  // Takes any slot. Returns none if all are taken, or while the space recovers.
-  std::optional<uint64_t> Take();
-  // Takes this slot if it is fresh; otherwise returns false. REQUIRES: the space recovers.
-  bool TakeAt(uint64_t number);
-  void EndRecovery() { recovering_ = false; }
-  // REQUIRES: the slot is taken.
-  void Free(uint64_t number);
-  void Free(const Slot& slot) override { Free(NumberOf(slot)); }
-  void SetOwner(const Slot&, uint32_t) override {}
-
-  bool Has(uint64_t number) const {
-    const uint64_t handle = number / per_handle_;
-    return handle < handles_.size() && !handles_[handle].states.empty();
-  }
-  bool Taken(uint64_t number) const { return Has(number) && StateOf(number) == State::kTaken; }
-  Slot At(uint64_t number) const;
-  uint64_t NumberOf(const Slot& slot) const {
-    return uint64_t{slot.region} * per_handle_ + slot.offset / slot_bytes_;
-  }
-
-  uint64_t total() const { return handle_count_ * per_handle_; }
-  uint64_t handles() const { return handle_count_; }
-  uint64_t free() const { return recovering_ ? 0 : total() - used_; }
-  uint64_t unknown() const { return recovering_ ? total() - used_ : 0; }
-  uint64_t capacity_bytes() const override { return total() * slot_bytes_; }
-  uint64_t used_bytes() const override { return used_ * slot_bytes_; }
-  uint64_t waste_bytes() const override {
-    return handle_count_ * (handle_bytes_ - uint64_t{per_handle_} * slot_bytes_);
-  }
-
- private:
-  struct Handle {
-    std::vector<State> states;  // empty: there is no such handle
-    uint32_t swept = 0;         // no slot below it is fresh
-  };
-  State StateOf(uint64_t number) const {
-    return handles_[number / per_handle_].states[number % per_handle_];
-  }
-  State& StateOf(uint64_t number) {
-    return handles_[number / per_handle_].states[number % per_handle_];
-  }
-  uint64_t MarkTaken(uint64_t number);
-
-  const uint32_t slot_bytes_;
-  const uint64_t handle_bytes_;
-  const uint32_t per_handle_;
-  bool recovering_;
-  uint64_t handle_count_ = 0;
-  uint64_t used_ = 0;
-  std::vector<Handle> handles_;    // indexed by handle number
-  std::vector<uint32_t> unswept_;  // handles that may have fresh slots, as a stack
-  std::vector<uint64_t> free_;     // slots that were freed, as a stack
-};
-
-// A process that holds slots of device pools.
-using HolderId = uint64_t;
-
-// Names one departure of a page, from BeginDeparture to its end. A PageHandle is used again once
-// its page has gone; the number of a departure is not.
-using DepartureId = uint64_t;
 
 // A page whose slot is needed, and that a process is to copy to the host tier before that.
 struct DemotionWork {
@@ -121,11 +31,11 @@ struct DemotionWork {
 //   blank      a process holds it and writes a page      held: Commit
 //                                                        free: Release, EndHolds
 //   held       it has a fragment, and processes hold it  committed: Release, EndHolds (last hold)
-//   committed  it has a fragment, and no process holds   free: BeginDeparture, EndDeparture(kGone)
-//              it; leases may refer to its page          demoting: BeginDeparture, Demote
-//   demoting   its page was chosen to leave, and a       free: Demoted (copied), DropDemotions
-//   (lost)
-//              process copies it to the host tier        committed: the same, if its page is leased
+//   committed  it has a fragment, and no process holds   free: PoolDepartures::End(kGone)
+//              it; leases may refer to its page          demoting: PoolDepartures::Demote
+//   demoting   its page was chosen to leave, and a       free: Demoted (it is copied) or
+//              process copies it to the host tier          DropDemotions (it is lost)
+//                                                        committed: the same, if its page is leased
 //
 // Remove takes the page of a held, committed or demoting slot out of the table at once; the slot is
 // free when its last hold and reference have ended. In a pool that recovers, the use of slots is
@@ -135,8 +45,8 @@ struct DemotionWork {
 // The index never reads the slots' bytes. Not thread-safe: the tier's lock covers it.
 class DevicePoolIndex {
  public:
-  // `recovering`: the pool is of an earlier crumbd. TakeBlank and BeginDeparture return none until
-  // EndRecovery, because processes that have not reconnected may use any slot.
+  // `recovering`: the pool is of an earlier crumbd. TakeBlank and PoolDepartures::Begin return none
+  // until EndRecovery, because processes that have not reconnected may use any slot.
   DevicePoolIndex(std::unique_ptr<EvictionPolicy> policy, uint32_t slot_bytes,
                   uint64_t handle_bytes, bool recovering);
 
@@ -170,8 +80,7 @@ class DevicePoolIndex {
   const UniformSlots& slots() const { return slots_; }
   PageTable& table() { return table_; }
   const PageTable& table() const { return table_; }
-  bool recovering() const { return recovering_; }
-  void EndRecovery();
+  void EndRecovery() { slots_.EndRecovery(); }
 
   // Makes a free slot blank for `holder` to write. Returns none if no slot is free.
   std::optional<uint64_t> TakeBlank(HolderId holder);
@@ -202,31 +111,8 @@ class DevicePoolIndex {
   bool InUse() const { return held_ > 0 || table_.references() > 0; }
   size_t blank() const { return blank_; }
 
-  // Chooses a page to leave and refers to it until EndDeparture. That is the parent of `child`, a
-  // page that is leaving, unless the parent is in use or was read later; otherwise the policy's
-  // victim.
-  struct Departure {
-    PageHandle page = kNoPage;
-    DepartureId id = 0;
-  };
-  std::optional<Departure> BeginDeparture(PageHandle child, TimePoint now);
-  enum class Departed { kGone, kStays };
-  // Does nothing if the departure has ended.
-  void EndDeparture(const Departure& departure, Departed departed, TimePoint now);
-  // Returns the copies that `holder` must make of the page's fragments; the departure ends with the
-  // last of them. Returns no work if the departure has ended.
-  std::vector<DemotionWork> Demote(const Departure& departure, HolderId holder);
-  // Undoes Demote; the departure continues. Returns false if it has ended.
-  bool ForgetDemotion(const Departure& departure);
-  // Returns the fragment that the holder copies from that slot, if any.
-  std::optional<FragmentMeta> DemotingAt(HolderId holder, uint64_t slot) const;
-  // Records that the holder has copied a demoting slot. The page leaves with its last slot, unless
-  // it is in use again. Returns false if the holder was not to copy that slot.
-  bool Demoted(HolderId holder, uint64_t slot, TimePoint now);
-  // Ends the departures of pages that the holder was to copy and will not copy: the pages are lost.
-  // Returns the number of their slots.
-  size_t DropDemotions(HolderId holder, TimePoint now);
-  size_t demoting() const { return demoting_.size(); }
+  // Pages that were chosen to leave.
+  PoolDepartures& departures() { return departures_; }
 
   std::shared_ptr<const FragmentHeader> HeaderAt(const Slot& slot) const {
     return HeaderOf(slots_.NumberOf(slot));
@@ -239,10 +125,6 @@ class DevicePoolIndex {
   bool Withdraw(uint64_t slot, const PageKey& key, TimePoint now);
 
  private:
-  struct Demoting {
-    Departure departure;
-    HolderId by = 0;
-  };
   // The index's entries for the slots of one handle.
   struct SlotPages {
     std::vector<std::shared_ptr<const FragmentHeader>> headers;  // header of the last fragment
@@ -260,11 +142,6 @@ class DevicePoolIndex {
   PageHandle PageOf(uint64_t slot) const {
     return slot_pages_[slot / slots_.per_handle()].pages[slot % slots_.per_handle()];
   }
-  bool Departing(const Departure& departure) const {
-    const auto found = leaving_.find(departure.page);
-    return found != leaving_.end() && found->second == departure.id;
-  }
-  std::optional<PageHandle> ParentToLeave(PageHandle child, TimePoint now) const;
 
   void LetGo(uint64_t slot);
   void Keep(HolderId holder, uint64_t slot);
@@ -277,16 +154,13 @@ class DevicePoolIndex {
 
   UniformSlots slots_;
   PageTable table_;
+  PoolDepartures departures_;
   std::optional<SlotMarks> removed_marks_;
-  bool recovering_;
   absl::flat_hash_map<HolderId, absl::flat_hash_set<uint64_t>> holds_;  // slots
   size_t held_ = 0;                                                     // holds of any kind
-  size_t blank_ = 0;                                      // slots that are held without a page
-  absl::flat_hash_map<uint64_t, size_t> shared_;          // holders of such a slot, if several
-  absl::flat_hash_map<uint64_t, Demoting> demoting_;      // keyed by slot
-  absl::flat_hash_map<PageHandle, DepartureId> leaving_;  // departures that have not ended
-  DepartureId last_departure_ = 0;
-  std::vector<SlotPages> slot_pages_;  // indexed by handle number
+  size_t blank_ = 0;                              // slots that are held without a page
+  absl::flat_hash_map<uint64_t, size_t> shared_;  // holders of such a slot, if several
+  std::vector<SlotPages> slot_pages_;             // indexed by handle number
 };
 
 }  // namespace crumb::storage

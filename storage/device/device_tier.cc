@@ -141,7 +141,7 @@ void DeviceTier::EndRecovery(DevicePoolNumber pool) {
 bool DeviceTier::recovering(DevicePoolNumber pool) const {
   MutexLock lock(&mutex_);
   const DevicePoolIndex* index = Find(pool);
-  return index != nullptr && index->recovering();
+  return index != nullptr && index->slots().recovering();
 }
 
 void DeviceTier::TakeBlanks(DevicePoolIndex& pool, HolderId holder, size_t count,
@@ -156,7 +156,7 @@ void DeviceTier::TakeBlanks(DevicePoolIndex& pool, HolderId holder, size_t count
 std::vector<DeviceTier::Leaving> DeviceTier::ChooseLeaving(DevicePoolIndex& pool, size_t missing) {
   const auto percent = static_cast<uint64_t>(options_.device.blank_percent_min);
   const uint64_t ahead = pool.slots().total() * percent / 100;
-  const uint64_t coming = pool.slots().free() + pool.demoting();
+  const uint64_t coming = pool.slots().free() + pool.departures().demoting();
   // A part of a large pool is more than one request may look at under the lock; the next ones go
   // on.
   const uint64_t ahead_max = static_cast<uint64_t>(options_.device.demotions_max);
@@ -165,7 +165,7 @@ std::vector<DeviceTier::Leaving> DeviceTier::ChooseLeaving(DevicePoolIndex& pool
   size_t slots = 0;
   while (slots < wanted) {
     const PageHandle child = leaving.empty() ? kNoPage : leaving.back().departure.page;
-    const auto departure = pool.BeginDeparture(child, clock_.Now());
+    const auto departure = pool.departures().Begin(child, clock_.Now());
     if (!departure) break;
     Leaving& chosen = leaving.emplace_back();
     chosen.departure = *departure;
@@ -200,7 +200,7 @@ std::vector<uint64_t> DeviceTier::Reserve(DevicePoolNumber pool, HolderId holder
     DevicePoolIndex* index = Find(pool);
     if (index == nullptr) return slots;
     for (auto page = has_copy; page != leaving.end(); ++page) {
-      index->EndDeparture(page->departure, DevicePoolIndex::Departed::kGone, clock_.Now());
+      index->departures().End(page->departure, PoolDepartures::Departed::kGone, clock_.Now());
     }
     TakeBlanks(*index, holder, count, &slots);
     needed = count - slots.size();
@@ -225,8 +225,10 @@ std::vector<DemotionWork> DeviceTier::BeginDemotions(DevicePoolNumber pool, Hold
   if (index == nullptr || holder == 0) return work;
   const auto bound = static_cast<size_t>(options_.device.demotions_max);
   for (const Leaving& page : leaving) {
-    if (index->demoting() + page.fragments.size() > bound) break;
-    for (DemotionWork& one : index->Demote(page.departure, holder)) work.push_back(std::move(one));
+    if (index->departures().demoting() + page.fragments.size() > bound) break;
+    for (const uint64_t slot : index->departures().Demote(page.departure, holder)) {
+      work.push_back({slot, index->PageAt(slot)});
+    }
     ++*requested;
   }
   return work;
@@ -246,13 +248,12 @@ void DeviceTier::Demote(DevicePoolNumber pool, const std::vector<Leaving>& leavi
     for (size_t i = under_way ? requested : 0; i < leaving.size(); ++i) {
       const Leaving& page = leaving[i];
       // Its holder may have ended meanwhile, and the departure with it.
-      if (i < requested && !index->ForgetDemotion(page.departure)) continue;
+      if (i < requested && !index->departures().ForgetDemotion(page.departure)) continue;
       const bool goes = needed > 0;
       needed -= std::min(needed, page.fragments.size());
       if (goes) dropped_ += page.fragments.size();
-      index->EndDeparture(
-          page.departure,
-          goes ? DevicePoolIndex::Departed::kGone : DevicePoolIndex::Departed::kStays,
+      index->departures().End(
+          page.departure, goes ? PoolDepartures::Departed::kGone : PoolDepartures::Departed::kStays,
           clock_.Now());
     }
     changes = index->table().TakeChanges();
@@ -360,10 +361,10 @@ size_t DeviceTier::Demoted(DevicePoolNumber pool, HolderId holder,
     DevicePoolIndex* index = Find(pool);
     if (index == nullptr) return slots.size();
     for (const uint64_t slot : slots) {
-      const auto fragment = index->DemotingAt(holder, slot);
+      const auto fragment = index->departures().DemotingAt(holder, slot);
       if (fragment) {
         fragments.push_back(*fragment);
-        index->Demoted(holder, slot, clock_.Now());
+        index->departures().Demoted(holder, slot, clock_.Now());
       } else {
         ++unknown;
       }
@@ -389,7 +390,7 @@ void DeviceTier::EndDemotions(DevicePoolNumber pool, HolderId holder) {
     MutexLock lock(&mutex_);
     DevicePoolIndex* index = Find(pool);
     if (index == nullptr) return;
-    dropped_ += index->DropDemotions(holder, clock_.Now());
+    dropped_ += index->departures().DropDemotions(holder, clock_.Now());
     changes = index->table().TakeChanges();
   }
   Announce(changes);
@@ -451,7 +452,7 @@ void DeviceTier::AddStats(StoreStats& stats) const {
     stats.pools.unknown_slots += pool->slots().unknown();
     stats.pools.blank_slots += pool->blank();
     stats.pools.held_slots += pool->held();
-    stats.pools.demoting_slots += pool->demoting();
+    stats.pools.demoting_slots += pool->departures().demoting();
   }
 }
 

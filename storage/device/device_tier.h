@@ -169,7 +169,7 @@ class DeviceTier {
 
   // A page chosen to leave.
   struct Leaving {
-    DevicePoolIndex::Departure departure;
+    PoolDepartures::Departure departure;
     std::vector<FragmentMeta> fragments;
   };
   using Pools = std::map<DevicePoolNumber, std::unique_ptr<DevicePoolIndex>>;

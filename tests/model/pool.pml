@@ -188,7 +188,7 @@ inline LetGoAllBut(c, kept) { /* DeviceTier::ReleaseAllBut */
   i_ = 0
 }
 
-inline EndDeparture(s) { /* DevicePoolIndex::EndDeparture with Departed::kGone */
+inline EndDeparture(s) { /* PoolDepartures::End with Departed::kGone */
 #ifdef FAULT_EVICTED_UNDER_LEASE
   resident[s] = false;
   if
