@@ -58,8 +58,8 @@ v1::CommitOutcome CommitSlot(const CallContext& context, const Session& session,
   const auto header = ReadHeader(keyspace, header_bytes);
   absl::Status status = header.status();
   if (header.ok()) {
-    status = context.pools->tier().Commit(pool, session.token().slot(), slot, *header,
-                                          keyspace.geometry.bf16_tile_bytes());
+    status = context.pools->tier().slots().Commit(pool, session.token().slot(), slot, *header,
+                                                  keyspace.geometry.bf16_tile_bytes());
   }
   if (status.ok()) return v1::COMMIT_OUTCOME_STORED;
   if (absl::IsAlreadyExists(status)) return v1::COMMIT_OUTCOME_DEDUPLICATED;
@@ -206,10 +206,10 @@ absl::Status ReleaseSlots(const CallContext& context, const Session& session,
     return absl::OkStatus();
   }
   const size_t unknown =
-      tier.Release(pool, holder,
-                   std::vector<uint64_t>(request.slots().begin(), request.slots().end())) +
-      tier.Demoted(pool, holder,
-                   std::vector<uint64_t>(request.demoted().begin(), request.demoted().end()));
+      tier.slots().Release(pool, holder,
+                           std::vector<uint64_t>(request.slots().begin(), request.slots().end())) +
+      tier.slots().Demoted(
+          pool, holder, std::vector<uint64_t>(request.demoted().begin(), request.demoted().end()));
   context.sessions.NoteLetGo(session);
   if (unknown == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -227,7 +227,7 @@ absl::Status ClaimSlots(const CallContext& context, const Session& session,
                                                   request.headers_size(), request.slots_size()));
   }
   storage::DeviceTier& tier = context.pools->tier();
-  if (!tier.recovering(pool)) {
+  if (!tier.slots().recovering(pool)) {
     return absl::FailedPreconditionError("pool: it is not recovering");
   }
   std::shared_ptr<Keyspace> keyspace;
@@ -242,14 +242,14 @@ absl::Status ClaimSlots(const CallContext& context, const Session& session,
       header = ReadHeader(*keyspace, request.headers(i)).value_or(nullptr);
     }
     const uint32_t logical = keyspace == nullptr ? 0 : keyspace->geometry.bf16_tile_bytes();
-    response->add_claimed(
-        tier.Claim(pool, session.token().slot(), request.slots(i), std::move(header), logical));
+    response->add_claimed(tier.slots().Claim(pool, session.token().slot(), request.slots(i),
+                                             std::move(header), logical));
   }
   if (!context.pools->Sealed(session, pool)) return absl::OkStatus();
   // The session has closed, or the process has meanwhile reported its slots over another session.
   // It claims these slots over that one.
-  tier.Release(pool, session.token().slot(),
-               std::vector<uint64_t>(request.slots().begin(), request.slots().end()));
+  tier.slots().Release(pool, session.token().slot(),
+                       std::vector<uint64_t>(request.slots().begin(), request.slots().end()));
   return absl::AbortedError("the process has another session");
 }
 
@@ -276,14 +276,14 @@ absl::Status ScrubSlots(const CallContext& context, const Session& session,
   for (int i = 0; i < request.damaged_size(); ++i) {
     PageKey key;
     std::memcpy(&key, request.damaged_keys().data() + i * sizeof(PageKey), sizeof(PageKey));
-    withdrawn += tier.Withdraw(pool, request.damaged(i), key) ? 1 : 0;
+    withdrawn += tier.slots().Withdraw(pool, request.damaged(i), key) ? 1 : 0;
   }
   if (withdrawn > 0) LogWarningLimited("{} damaged pages leave device pool {}", withdrawn, pool);
   response->set_withdrawn(withdrawn);
-  AddHeaders(
-      context,
-      tier.HeadersAt(pool, std::vector<uint64_t>(request.slots().begin(), request.slots().end())),
-      response);
+  AddHeaders(context,
+             tier.slots().HeadersAt(
+                 pool, std::vector<uint64_t>(request.slots().begin(), request.slots().end())),
+             response);
   return absl::OkStatus();
 }
 

@@ -125,7 +125,7 @@ absl::Status DevicePools::RefuseLocked(const std::string& tenant,
 }
 
 bool DevicePools::GiveUpLocked(Pools::iterator pool, std::vector<Retired>* retired) {
-  auto taken = tier_->TakePool(pool->first);
+  auto taken = tier_->slots().TakePool(pool->first);
   if (!taken) return false;  // a request or an engine reads there still
   const PoolBudget::Amount amount = AmountOf(pool->second);
   budget_.BeginEnd(pool->second.tenant, amount);
@@ -144,7 +144,7 @@ void DevicePools::EndRetired(std::vector<Retired> retired) {
     auto shared = std::make_shared<Retired>(std::move(one));
     const size_t descriptors = shared->amount.descriptors;
     const auto end = [tier = tier_, ended = ended_, tenant, shared] {
-      tier->EndPool(std::move(shared->taken));
+      tier->slots().EndPool(std::move(shared->taken));
       shared->pool = Pool();  // closes its descriptors
       MutexLock lock(&ended->mutex);
       ++ended->pools;
@@ -177,7 +177,7 @@ void DevicePools::SettleRecovery(storage::DevicePoolNumber number) {
   if (!all_known) return;
   pool.recovering = false;
   pool.known_marks.clear();
-  tier_->EndRecovery(number);
+  tier_->slots().EndRecovery(number);
 }
 
 bool DevicePools::EraseMemberLocked(storage::DevicePoolNumber number, Pool& pool,
@@ -196,7 +196,7 @@ bool DevicePools::EraseMemberLocked(storage::DevicePoolNumber number, Pool& pool
 void DevicePools::DropLeavingLocked(storage::DevicePoolNumber number, Pool& pool) {
   const std::vector<storage::HolderId> leaving(pool.leaving.begin(), pool.leaving.end());
   for (const storage::HolderId holder : leaving) {
-    if (tier_->HeldBy(number, holder) == 0) EraseMemberLocked(number, pool, holder);
+    if (tier_->slots().HeldBy(number, holder) == 0) EraseMemberLocked(number, pool, holder);
   }
 }
 
@@ -233,12 +233,13 @@ bool DevicePools::Holds(const Session& session) const {
   if (tier_ == nullptr) return false;
   const storage::HolderId holder = HolderOf(session);
   MutexLock lock(&mutex_);
-  return std::any_of(pools_.begin(), pools_.end(),
-                     [&](const auto& pool) { return tier_->HeldBy(pool.first, holder) > 0; });
+  return std::any_of(pools_.begin(), pools_.end(), [&](const auto& pool) {
+    return tier_->slots().HeldBy(pool.first, holder) > 0;
+  });
 }
 
 void DevicePools::CallsEnded(const Session& session) {
-  if (tier_ != nullptr) tier_->EndDemotions(HolderOf(session));
+  if (tier_ != nullptr) tier_->slots().EndDemotions(HolderOf(session));
 }
 
 void DevicePools::ProcessEnded(const Session& session) {
@@ -248,7 +249,7 @@ void DevicePools::ProcessEnded(const Session& session) {
     MutexLock lock(&mutex_);
     for (auto& [number, pool] : pools_) EraseMemberLocked(number, pool, holder);
   }
-  tier_->EndHolder(holder);
+  tier_->slots().EndHolder(holder);
 }
 
 storage::HolderId DevicePools::ChooseDemoter(storage::DevicePoolNumber number) const {

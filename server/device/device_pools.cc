@@ -53,7 +53,7 @@ DevicePools::DevicePools(const PoolOptions& options, storage::DeviceTier* tier, 
       budget_(options),
       tasks_({.name = "crumb-pools"}) {
   if (tier_ == nullptr) return;
-  tier_->SetDemoters(
+  tier_->slots().SetDemoters(
       {.choose = [this](storage::DevicePoolNumber pool) { return ChooseDemoter(pool); },
        .request =
            [this](storage::DevicePoolNumber pool, storage::HolderId holder,
@@ -142,8 +142,8 @@ absl::StatusOr<DevicePools::Pools::iterator> DevicePools::AddLocked(
   }
   pool.roster = std::move(roster.file);
   CRUMB_ASSIGN_OR_RETURN(const storage::DevicePoolNumber number,
-                         tier_->AddPool(pool.slot_bytes, pool.handle_bytes, pool.recovering,
-                                        std::move(roster.removed)));
+                         tier_->slots().AddPool(pool.slot_bytes, pool.handle_bytes, pool.recovering,
+                                                std::move(roster.removed)));
   budget_.Take(tenant, AmountOf(pool));
   by_id_.emplace(pool.id.view(), number);
   return pools_.emplace(number, std::move(pool)).first;
@@ -247,7 +247,7 @@ absl::Status DevicePools::Offer(const Session& session, const v1::PoolRequest::O
   const auto [pool, number] = *expected;
   // Without the lock: it allocates memory in the number of the handle's slots. Other processes see
   // the handle behind it, so that every slot they claim or are given is there.
-  const bool added = tier_->AddHandle(pool, number);
+  const bool added = tier_->slots().AddHandle(pool, number);
   MutexLock lock(&mutex_);
   const auto found = pools_.find(pool);
   if (!added || found == pools_.end()) {
@@ -333,7 +333,7 @@ absl::Status DevicePools::Leave(const Session& session, const v1::PoolRequest::L
     number = found->first;
     found->second.leaving.insert(HolderOf(session));
   }
-  tier_->EndDemotions(number, HolderOf(session));  // it gets no more requests
+  tier_->slots().EndDemotions(number, HolderOf(session));  // it gets no more requests
   MutexLock lock(&mutex_);
   const auto pool = pools_.find(number);
   if (pool != pools_.end()) DropLeavingLocked(number, pool->second);
@@ -419,7 +419,7 @@ absl::StatusOr<std::vector<uint64_t>> DevicePools::Reserve(const Session& sessio
       member->reserving = true;
     }
   }
-  std::vector<uint64_t> slots = tier_->Reserve(pool, holder, count);
+  std::vector<uint64_t> slots = tier_->slots().Reserve(pool, holder, count);
   {
     MutexLock lock(&mutex_);
     Member* member = member_of();
@@ -435,7 +435,7 @@ absl::StatusOr<std::vector<uint64_t>> DevicePools::Reserve(const Session& sessio
       return slots;
     }
   }
-  tier_->Release(pool, holder, slots);  // the process or its session has ended meanwhile
+  tier_->slots().Release(pool, holder, slots);  // the process or its session has ended meanwhile
   return Slots();
 }
 
@@ -452,8 +452,9 @@ size_t DevicePools::ReleaseAllBut(const Session& session, storage::DevicePoolNum
     member->second.last_slots.clear();
     found->second.leaving.insert(holder);
   }
-  tier_->EndDemotions(pool, holder);  // they are not announced over that connection any more
-  return tier_->ReleaseAllBut(pool, holder, kept);
+  tier_->slots().EndDemotions(pool,
+                              holder);  // they are not announced over that connection any more
+  return tier_->slots().ReleaseAllBut(pool, holder, kept);
 }
 
 bool DevicePools::Sealed(const Session& session, storage::DevicePoolNumber pool) const {

@@ -33,20 +33,20 @@
 namespace crumb::server {
 
 // The device pools of this host: the tenant of each, the descriptors that keep its memory
-// allocated, and the processes that are its members. DeviceTier has their slots and pages.
+// allocated, and the processes that are its members. DeviceSlots has their slots and pages.
 // Thread-safe.
 //
 // The life of a pool:
 //
-//   Join of the first process     the pool is added; its budget is taken
-//   Offer, Fetch                  members add handles (descriptors of device memory) and get those
-//   of
-//                                 other members
-//   Leave, or the process ends    the process is no member any more; the pool is idle if it was the
-//   last Join while it is idle         the pool is used again, with its pages GiveUp another
-//   request needs the room: the idle pool is taken out of the
-//                                 device tier (Retired), its descriptors are closed by tasks of its
-//                                 tenant, and then its budget is free
+//   Join of the first process   the pool is added; its budget is taken
+//   Offer, Fetch                members add handles (descriptors of device memory) and get those of
+//                               other members
+//   Leave, or a process ends    the process is no member any more; the pool is idle if it was the
+//                               last
+//   Join while it is idle       the pool is used again, with its pages
+//   GiveUp                      another request needs the room: the idle pool is taken out of the
+//                               device tier (Retired), its descriptors are closed by tasks of its
+//                               tenant, and then its budget is free
 //
 // A pool of an earlier crumbd recovers first: its members reclaim their slots, and no slot is
 // reserved before every process in its roster has done so (SettleRecovery).
@@ -151,7 +151,7 @@ class DevicePools final : public SessionMemory, public PoolPlane {
   // A pool that is no pool any more: the rest of its end needs no lock.
   struct Retired {
     Pool pool;
-    storage::DeviceTier::TakenPool taken;
+    storage::DeviceSlots::TakenPool taken;
     PoolBudget::Amount amount;
   };
   // Amounts that ended pools took. A task that ends one notes it here, and the next request takes

@@ -144,7 +144,7 @@ inline AssertAlone(w, s, what) {
   i_ = 0
 }
 
-/* ---- The index, under DeviceTier::mutex_. ---- */
+/* ---- The index, under DeviceState::mutex. ---- */
 
 inline FreeSlot(s) {
   assert(taken[s]);
@@ -152,7 +152,7 @@ inline FreeSlot(s) {
   taken[s] = false; page[s] = false; resident[s] = false
 }
 
-inline Unref(s) { /* PageTable::Unref, by way of DeviceTier::TableOf */
+inline Unref(s) { /* PageTable::Unref, by way of DeviceState::TableOf */
   assert(pool_there); /* else crumbd follows the end of a map: SIGSEGV */
   assert(page[s] && references[s] > 0);
   references[s]--;
@@ -174,7 +174,7 @@ inline LetGo(c, s) { /* DevicePoolIndex::Release */
   fi
 }
 
-inline LetGoAllBut(c, kept) { /* DeviceTier::ReleaseAllBut */
+inline LetGoAllBut(c, kept) { /* DeviceSlots::ReleaseAllBut */
   i_ = 0;
   do
   :: i_ < SLOTS ->
@@ -245,11 +245,11 @@ inline TakeBlank(c, s) { /* DevicePoolIndex::TakeBlank; s == NONE: there is no f
 #define MEMO(c) (c)
 #endif
 
-/* Whether the session holds a slot: DeviceTier::HeldBy. */
+/* Whether the session holds a slot: DeviceSlots::HeldBy. */
 #define HOLDS_1(c, s) ((s) < SLOTS && (holders[(s) % SLOTS] & BIT(c)))
 #define HOLDS(c) (pool_there && (HOLDS_1(c, 0) || HOLDS_1(c, 1) || HOLDS_1(c, 2)))
 
-/* Whether the pool can be removed: DeviceTier::TakePool. */
+/* Whether the pool can be removed: DeviceSlots::TakePool. */
 #ifdef FAULT_POOL_REMOVED_UNDER_ACQUIRE
 /* The references of resident pages and the leases count. A page that was deleted while an Acquire
  * that waits for the SSD refers to it is neither. */
@@ -426,7 +426,7 @@ reserve: /* ReserveSlots, DevicePools::Reserve */
     :: else -> Finish(); goto end
     fi
   }
-  atomic { /* DeviceTier::Reserve: a free slot, else a page that has to leave */
+  atomic { /* DeviceSlots::Reserve: a free slot, else a page that has to leave */
     TakeBlank(c, s);
     if
     :: s != NONE -> goto granted
@@ -447,7 +447,7 @@ reserve: /* ReserveSlots, DevicePools::Reserve */
        TakeBlank(c, s); goto granted
      }
 #ifdef DEMOTIONS
-  :: atomic { true -> ChooseDemoter(demoter) } /* DeviceTier::Demote */
+  :: atomic { true -> ChooseDemoter(demoter) } /* DeviceSlots::Demote */
     atomic { /* BeginDemotions */
       if
       :: pool_there && demoter != 0 -> demoting[call_slot[l]] = demoter
@@ -504,7 +504,7 @@ reserved:
     Finish(); goto end
   }
 
-commit: /* CommitSlots, DeviceTier::Commit */
+commit: /* CommitSlots, DeviceSlots::Commit */
   atomic {
     s = call_slot[l];
     if
@@ -516,7 +516,7 @@ commit: /* CommitSlots, DeviceTier::Commit */
     Finish(); goto end
   }
 
-release: /* ReleaseSlots, DeviceTier::Release */
+release: /* ReleaseSlots, DeviceSlots::Release */
   atomic { LetGo(c, call_slot[l]); goto settle }
 
 release_all_but: /* DevicePools::ReleaseAllBut; call_slot is the set of slots that stay */
@@ -531,7 +531,7 @@ release_all_but: /* DevicePools::ReleaseAllBut; call_slot is the set of slots th
 #endif
   atomic { LetGoAllBut(c, call_slot[l]); unsettled[OWNER(c)] = false; goto settle }
 
-demoted: /* ReleaseSlots, DeviceTier::Demoted */
+demoted: /* ReleaseSlots, DeviceSlots::Demoted */
   atomic {
     s = call_slot[l];
     if

@@ -43,7 +43,7 @@ TEST_F(DeviceCallsTest, SlotsOfAnotherSessionAreNotTouched) {
   EXPECT_THAT(response.outcomes(), ElementsAre(v1::COMMIT_OUTCOME_REFUSED));
   EXPECT_THAT(response.first_error(), testing::HasSubstr("slots"));
   EXPECT_TRUE(absl::IsInvalidArgument(Release(*thief, pool, slots)));
-  EXPECT_EQ(tier_.HeldBy(1, owner->token().slot()), 1u);
+  EXPECT_EQ(tier_.slots().HeldBy(1, owner->token().slot()), 1u);
 }
 
 TEST_F(DeviceCallsTest, APoolIsForThoseWhoTakePart) {
@@ -108,7 +108,7 @@ TEST_F(DeviceCallsTest, ARepeatedReserveReturnsTheSameSlots) {
   const auto first = Reserve(*session, pool, 2, 7);
   EXPECT_EQ(Reserve(*session, pool, 2, 7), first);
   EXPECT_NE(Reserve(*session, pool, 2, 8), first);
-  EXPECT_EQ(tier_.HeldBy(1, session->token().slot()), 4u);
+  EXPECT_EQ(tier_.slots().HeldBy(1, session->token().slot()), 4u);
 }
 
 // A response stays below the clients' limit: checksums that do not fit are left out, places are
@@ -126,7 +126,7 @@ TEST_F(DeviceCallsTest, ASessionThatClosesDuringAReserveGetsNoSlots) {
   EXPECT_THAT(Reserve(*session, pool, 8, 2), SizeIs(0));
   EXPECT_EQ(while_evicting_, nullptr);
   EXPECT_EQ(session->phase(), Session::Phase::kDisconnected);
-  EXPECT_EQ(tier_.HeldBy(pools_.OfTenant(*other, pool), session->token().slot()), 1u);
+  EXPECT_EQ(tier_.slots().HeldBy(pools_.OfTenant(*other, pool), session->token().slot()), 1u);
   EXPECT_TRUE(pools_.Sealed(*session, pools_.OfTenant(*other, pool)));
 }
 
@@ -149,7 +149,7 @@ TEST_F(DeviceCallsTest, AReserveIsNotServedBesideItself) {
   EXPECT_THAT(slots, SizeIs(1));
   EXPECT_EQ(Reserve(*session, pool, 1, 5), slots);
   EXPECT_THAT(Reserve(*session, pool, 1, 4), SizeIs(0));  // its response had come before
-  EXPECT_EQ(tier_.HeldBy(pools_.OfTenant(*session, pool), session->token().slot()), 1u);
+  EXPECT_EQ(tier_.slots().HeldBy(pools_.OfTenant(*session, pool), session->token().slot()), 1u);
 }
 
 TEST_F(DeviceCallsTest, SumsThatDoNotFitAreLeftOut) {

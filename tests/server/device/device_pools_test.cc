@@ -31,7 +31,7 @@ TEST_F(DeviceCallsTest, ADisconnectedProcessKeepsItsSlots) {
   const auto slots = Reserve(*session, pool, 3);
   sessions_.Disconnect(session);
   EXPECT_EQ(session->phase(), Session::Phase::kDisconnected);
-  EXPECT_EQ(tier_.HeldBy(1, session->token().slot()), 3u);
+  EXPECT_EQ(tier_.slots().HeldBy(1, session->token().slot()), 3u);
   v1::CommitResponse response;
   EXPECT_TRUE(absl::IsUnauthenticated(Commit(session, pool, slots[0], Header(0), &response)));
   EXPECT_TRUE(Release(*session, pool, {slots[0]}).ok());
@@ -51,7 +51,7 @@ TEST_F(DeviceCallsTest, AnEndedProcessLeavesAnIdlePool) {
   const auto other = OpenSession();
   EXPECT_EQ(pools_.Handle(other, reclaim, {}).response.bytes(), 0u);
   sessions_.End(session);
-  EXPECT_EQ(tier_.HeldBy(1, session->token().slot()), 0u);
+  EXPECT_EQ(tier_.slots().HeldBy(1, session->token().slot()), 0u);
   EXPECT_EQ(pools_.totals().idle_pools, 1u);
   EXPECT_EQ(pools_.Handle(other, reclaim, {}).response.bytes(), kHandleBytes);
   EXPECT_EQ(pools_.totals().pools, 0u);
@@ -183,23 +183,23 @@ TEST_F(DeviceCallsTest, ALostSessionKeepsWhatIsUsedOnly) {
   const std::vector<uint64_t> used = Reserve(*session, pool, 3, 1);
   const std::vector<uint64_t> lost = Reserve(*session, pool, 4, 2);
   ASSERT_THAT(lost, SizeIs(4));
-  EXPECT_EQ(tier_.HeldBy(1, session->token().slot()), 7u);
+  EXPECT_EQ(tier_.slots().HeldBy(1, session->token().slot()), 7u);
   v1::ReleaseRequest release;
   release.set_pool(pool);
   release.set_all_but_slots(true);
   for (const uint64_t slot : {used[0], used[2], lost[0] + 1000}) release.add_slots(slot);
   ASSERT_TRUE(server::ReleaseSlots(context_, *session, release).ok());
-  EXPECT_EQ(tier_.HeldBy(1, session->token().slot()), 2u);
+  EXPECT_EQ(tier_.slots().HeldBy(1, session->token().slot()), 2u);
   EXPECT_THAT(Reserve(*session, pool, 4, 2), SizeIs(0));
   EXPECT_THAT(Reserve(*session, pool, 4, 3), SizeIs(0));
-  EXPECT_EQ(tier_.HeldBy(1, session->token().slot()), 2u);
+  EXPECT_EQ(tier_.slots().HeldBy(1, session->token().slot()), 2u);
   // The process's next session has the slots that were free; the former releases its slots when its
   // work is done.
   const auto next = OpenSession();
   Join(next, false);
   EXPECT_THAT(Reserve(*next, pool, 4, 1), SizeIs(4));
   EXPECT_TRUE(Release(*session, pool, {used[0], used[2]}).ok());
-  EXPECT_EQ(tier_.HeldBy(1, session->token().slot()), 0u);
+  EXPECT_EQ(tier_.slots().HeldBy(1, session->token().slot()), 0u);
   pools_.Check();
   EXPECT_FALSE(pools_.Joined(*session, pool).ok());
 }
@@ -407,8 +407,8 @@ TEST_F(PoolBudgetTest, WhatAnEndingPoolTookCountsUntilItHasEnded) {
   const std::string header = Header(1);
   const auto parsed = std::make_shared<const FragmentHeader>(
       DecodeFragmentHeader(std::as_bytes(std::span(header))).value());
-  ASSERT_TRUE(tier.Commit(number, session->token().slot(), slots[0], parsed, 1).ok());
-  tier.Release(number, session->token().slot(), slots);
+  ASSERT_TRUE(tier.slots().Commit(number, session->token().slot(), slots[0], parsed, 1).ok());
+  tier.slots().Release(number, session->token().slot(), slots);
   Leave(pools, session, first);
   EXPECT_EQ(ReclaimOn(pools, session, 'a'), kHandleBytes);
   EXPECT_EQ(pools.totals().pools, 0u);

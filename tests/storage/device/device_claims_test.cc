@@ -18,22 +18,22 @@ using testing::UnorderedElementsAre;
 TEST_F(DeviceTierTest, ARecoveringPoolGivesOutNothingUntilAllIsKnown) {
   const DevicePoolNumber pool = AddPool(4, true);
   EXPECT_EQ(PoolStats().unknown_slots, 4u);
-  EXPECT_THAT(tier_->Reserve(pool, kAnn, 4), IsEmpty());
+  EXPECT_THAT(tier_->slots().Reserve(pool, kAnn, 4), IsEmpty());
   const auto header = HeaderOf(SamplePage(1, 0));
-  EXPECT_TRUE(tier_->Claim(pool, kAnn, 0, header, 1));
-  EXPECT_TRUE(tier_->Claim(pool, kAnn, 0, header, 1));  // claimed twice: one hold
-  EXPECT_TRUE(tier_->Claim(pool, kBob, 0, header, 1));  // another reader of it
+  EXPECT_TRUE(tier_->slots().Claim(pool, kAnn, 0, header, 1));
+  EXPECT_TRUE(tier_->slots().Claim(pool, kAnn, 0, header, 1));  // claimed twice: one hold
+  EXPECT_TRUE(tier_->slots().Claim(pool, kBob, 0, header, 1));  // another reader of it
   EXPECT_EQ(PoolStats().held_slots, 2u);
-  EXPECT_TRUE(tier_->Claim(pool, kBob, 1, nullptr, 1));   // blank
-  EXPECT_FALSE(tier_->Claim(pool, kAnn, 4, nullptr, 1));  // no such slot
-  EXPECT_TRUE(tier_->Claim(pool, kBob, 2, header, 1));    // a second copy stays its own
+  EXPECT_TRUE(tier_->slots().Claim(pool, kBob, 1, nullptr, 1));   // blank
+  EXPECT_FALSE(tier_->slots().Claim(pool, kAnn, 4, nullptr, 1));  // no such slot
+  EXPECT_TRUE(tier_->slots().Claim(pool, kBob, 2, header, 1));    // a second copy stays its own
   EXPECT_EQ(PoolStats().blank_slots, 2u);
   EXPECT_EQ(Acquire(*store_, Request(1, 1, {pool}))->hit_pages, 1u);
-  tier_->EndRecovery(pool);
-  EXPECT_FALSE(tier_->Claim(pool, kAnn, 2, nullptr, 1));  // too late
-  EXPECT_THAT(tier_->Reserve(pool, kAnn, 4), ElementsAre(3));
-  EXPECT_EQ(tier_->Release(pool, kBob, std::vector<uint64_t>{0, 1, 2}), 0u);
-  EXPECT_EQ(tier_->Release(pool, kAnn, std::vector<uint64_t>{0}), 0u);
+  tier_->slots().EndRecovery(pool);
+  EXPECT_FALSE(tier_->slots().Claim(pool, kAnn, 2, nullptr, 1));  // too late
+  EXPECT_THAT(tier_->slots().Reserve(pool, kAnn, 4), ElementsAre(3));
+  EXPECT_EQ(tier_->slots().Release(pool, kBob, std::vector<uint64_t>{0, 1, 2}), 0u);
+  EXPECT_EQ(tier_->slots().Release(pool, kAnn, std::vector<uint64_t>{0}), 0u);
 }
 
 // A page that was removed while a process holds its slot is no hit of a later crumbd, which
@@ -42,20 +42,20 @@ TEST_F(DeviceTierTest, ARecoveringPoolGivesOutNothingUntilAllIsKnown) {
 TEST_F(DeviceTierTest, ARemovedPageIsNotClaimedAsAHit) {
   const UniqueFd roster = CreateRoster().value();
   const auto add_pool = [&roster](DeviceTier& tier, bool recovering) {
-    const auto pool =
-        tier.AddPool(kSlotBytes, 4 * kSlotBytes, recovering, SlotMarks::Map(roster.get()).value());
-    EXPECT_TRUE(tier.AddHandle(*pool, 0));
+    const auto pool = tier.slots().AddPool(kSlotBytes, 4 * kSlotBytes, recovering,
+                                           SlotMarks::Map(roster.get()).value());
+    EXPECT_TRUE(tier.slots().AddHandle(*pool, 0));
     return *pool;
   };
   const auto header = [](uint64_t page) { return HeaderOf(SamplePage(1, page)); };
   const DevicePoolNumber first = add_pool(*tier_, false);
-  ASSERT_THAT(tier_->Reserve(first, kAnn, 4), ElementsAre(0, 1, 2, 3));
+  ASSERT_THAT(tier_->slots().Reserve(first, kAnn, 4), ElementsAre(0, 1, 2, 3));
   for (uint64_t slot = 0; slot < 3; ++slot) {
-    ASSERT_TRUE(tier_->Commit(first, kAnn, slot, header(slot), 1).ok());
+    ASSERT_TRUE(tier_->slots().Commit(first, kAnn, slot, header(slot), 1).ok());
   }
   const KeyspaceId keyspace = header(0)->keyspace;
   EXPECT_THAT(tier_->Remove(keyspace, std::vector<PageKey>{header(1)->key}), SizeIs(1));
-  EXPECT_TRUE(tier_->Withdraw(first, 2, header(2)->key));
+  EXPECT_TRUE(tier_->slots().Withdraw(first, 2, header(2)->key));
 
   // The stores of two later crumbds.
   for (const uint32_t expected : {1u, 2u}) {
@@ -63,13 +63,13 @@ TEST_F(DeviceTierTest, ARemovedPageIsNotClaimedAsAHit) {
     DeviceTier& tier = *store->devices();
     const DevicePoolNumber pool = add_pool(tier, true);
     for (uint64_t slot = 0; slot < 3; ++slot) {
-      EXPECT_TRUE(tier.Claim(pool, kAnn, slot, header(slot), 1));
+      EXPECT_TRUE(tier.slots().Claim(pool, kAnn, slot, header(slot), 1));
     }
-    EXPECT_EQ(tier.HeldBy(pool, kAnn), 3u);
+    EXPECT_EQ(tier.slots().HeldBy(pool, kAnn), 3u);
     EXPECT_EQ(Acquire(*store, Request(1, 3, {pool}))->hit_pages, expected);
-    tier.EndRecovery(pool);
+    tier.slots().EndRecovery(pool);
     if (expected == 1) {
-      EXPECT_TRUE(tier.Commit(pool, kAnn, 1, header(1), 1).ok());
+      EXPECT_TRUE(tier.slots().Commit(pool, kAnn, 1, header(1), 1).ok());
     }
   }
 }
@@ -82,27 +82,29 @@ TEST_F(DeviceTierTest, ACopyThatIsNotKnownIsNotClaimedAsAHit) {
     SlotMarks marks = SlotMarks::Map(roster.get()).value();
     marks.SetEpoch(DeletionEpochs().current);
     const auto pool =
-        tier.AddPool(kSlotBytes, 4 * kSlotBytes, /*recovering=*/true, std::move(marks));
-    EXPECT_TRUE(tier.AddHandle(*pool, 0));
+        tier.slots().AddPool(kSlotBytes, 4 * kSlotBytes, /*recovering=*/true, std::move(marks));
+    EXPECT_TRUE(tier.slots().AddHandle(*pool, 0));
     return *pool;
   };
   const auto header = HeaderOf(SamplePage(1, 0));
   const DevicePoolNumber first = add_pool(*tier_);
-  for (const uint64_t slot : {0, 1}) ASSERT_TRUE(tier_->Claim(first, kAnn, slot, header, 1));
-  tier_->EndRecovery(first);
-  ASSERT_THAT(tier_->Reserve(first, kAnn, 2), ElementsAre(2, 3));
-  const absl::Status again = tier_->Commit(first, kAnn, 2, header, 1);
+  for (const uint64_t slot : {0, 1})
+    ASSERT_TRUE(tier_->slots().Claim(first, kAnn, slot, header, 1));
+  tier_->slots().EndRecovery(first);
+  ASSERT_THAT(tier_->slots().Reserve(first, kAnn, 2), ElementsAre(2, 3));
+  const absl::Status again = tier_->slots().Commit(first, kAnn, 2, header, 1);
   EXPECT_TRUE(absl::IsAlreadyExists(again)) << again;
-  ASSERT_TRUE(tier_->Commit(first, kAnn, 3, HeaderOf(SamplePage(1, 1)), 1).ok());
+  ASSERT_TRUE(tier_->slots().Commit(first, kAnn, 3, HeaderOf(SamplePage(1, 1)), 1).ok());
   EXPECT_THAT(tier_->Remove(header->keyspace, std::vector<PageKey>{header->key}), SizeIs(1));
 
   const auto store = TieredStore::Open(SmallStore(""), Clock::Real(), {}).value();
   DeviceTier& tier = *store->devices();
   const DevicePoolNumber second = add_pool(tier);
-  for (const uint64_t slot : {2, 1, 0}) EXPECT_TRUE(tier.Claim(second, kAnn, slot, header, 1));
+  for (const uint64_t slot : {2, 1, 0})
+    EXPECT_TRUE(tier.slots().Claim(second, kAnn, slot, header, 1));
   EXPECT_EQ(Acquire(*store, Request(1, 1, {second}))->hit_pages, 0u);
-  tier.EndRecovery(second);
-  EXPECT_TRUE(tier.Commit(second, kAnn, 1, header, 1).ok()) << "written again since";
+  tier.slots().EndRecovery(second);
+  EXPECT_TRUE(tier.slots().Commit(second, kAnn, 1, header, 1).ok()) << "written again since";
   EXPECT_EQ(Acquire(*store, Request(1, 1, {second}))->hit_pages, 1u);
 }
 
@@ -119,17 +121,17 @@ class EpochsTest : public testing::Test {
   }
   void AddPool(bool recovering) {
     pool_ =
-        tier_
-            ->AddPool(kSlotBytes, 4 * kSlotBytes, recovering, SlotMarks::Map(roster_.get()).value())
+        tier_->slots()
+            .AddPool(kSlotBytes, 4 * kSlotBytes, recovering, SlotMarks::Map(roster_.get()).value())
             .value();
-    ASSERT_TRUE(tier_->AddHandle(pool_, 0));
+    ASSERT_TRUE(tier_->slots().AddHandle(pool_, 0));
   }
   // The process has page `slot` in each of two slots.
   void Claim() {
     for (uint64_t slot = 0; slot < 2; ++slot) {
-      ASSERT_TRUE(tier_->Claim(pool_, kAnn, slot, Header(slot), 1));
+      ASSERT_TRUE(tier_->slots().Claim(pool_, kAnn, slot, Header(slot), 1));
     }
-    EXPECT_EQ(tier_->HeldBy(pool_, kAnn), 2u) << "the slots stay the process's in any case";
+    EXPECT_EQ(tier_->slots().HeldBy(pool_, kAnn), 2u) << "the slots stay the process's in any case";
   }
   static std::shared_ptr<const FragmentHeader> Header(uint64_t page) {
     return HeaderOf(SamplePage(1, page));
@@ -153,9 +155,9 @@ class SettledEpochsTest : public EpochsTest {
  protected:
   SettledEpochsTest() {
     AddPool(/*recovering=*/false);
-    EXPECT_THAT(tier_->Reserve(pool_, kAnn, 2), ElementsAre(0, 1));
+    EXPECT_THAT(tier_->slots().Reserve(pool_, kAnn, 2), ElementsAre(0, 1));
     for (uint64_t slot = 0; slot < 2; ++slot) {
-      EXPECT_TRUE(tier_->Commit(pool_, kAnn, slot, Header(slot), 1).ok());
+      EXPECT_TRUE(tier_->slots().Commit(pool_, kAnn, slot, Header(slot), 1).ok());
     }
   }
 };
@@ -175,7 +177,7 @@ TEST_F(SettledEpochsTest, APageThatWasDeletedInAnEpochWithoutItsProcessStaysDele
   Claim();
   EXPECT_EQ(Hits(), 0u);
   // The process goes on using the slots. Neither it nor a later crumbd makes hits of them.
-  tier_->EndRecovery(pool_);
+  tier_->slots().EndRecovery(pool_);
   Start({5, 4});
   AddPool(/*recovering=*/true);
   Claim();
@@ -199,7 +201,7 @@ TEST_F(SettledEpochsTest, AnEpochThatGoesOnKnowsItsDeletions) {
   Claim();
   EXPECT_EQ(Hits(), 1u);
   // The slot of the deleted page is known to later ones, too.
-  tier_->EndRecovery(pool_);
+  tier_->slots().EndRecovery(pool_);
   Start({4, 3});
   AddPool(/*recovering=*/true);
   Claim();
@@ -207,14 +209,14 @@ TEST_F(SettledEpochsTest, AnEpochThatGoesOnKnowsItsDeletions) {
 }
 
 TEST_F(SettledEpochsTest, APoolThatWasGivenUpMissesLaterDeletions) {
-  EXPECT_EQ(tier_->Release(pool_, kAnn, std::vector<uint64_t>{0, 1}), 0u);
+  EXPECT_EQ(tier_->slots().Release(pool_, kAnn, std::vector<uint64_t>{0, 1}), 0u);
   ASSERT_TRUE(RemovePool(*tier_, pool_));
   Delete(1);
   // The tier that gave it up noted the deletion.
   AddPool(/*recovering=*/true);
   Claim();
   EXPECT_EQ(Hits(), 1u);
-  tier_->EndHolder(kAnn);
+  tier_->slots().EndHolder(kAnn);
   ASSERT_TRUE(RemovePool(*tier_, pool_));
   Delete(0);
   Start({3, 2});
@@ -250,7 +252,7 @@ TEST_F(TakenOverEpochsTest, PagesOfAProcessThatCameBackOutliveACrash) {
   AddPool(/*recovering=*/true);
   Claim();
   EXPECT_EQ(Hits(), 2u);
-  tier_->EndRecovery(pool_);
+  tier_->slots().EndRecovery(pool_);
   Start({3, 2});
   AddPool(/*recovering=*/true);
   Claim();
@@ -263,9 +265,9 @@ TEST_F(DeviceTierTest, APageThatIsDeletedBeforeItsClaimIsNoHit) {
   const KeyspaceId keyspace = header(0)->keyspace;
   EXPECT_THAT(tier_->Remove(keyspace, std::vector<PageKey>{header(1)->key}), IsEmpty());
   for (uint64_t slot = 0; slot < 2; ++slot) {
-    EXPECT_TRUE(tier_->Claim(pool, kAnn, slot, header(slot), 1));
+    EXPECT_TRUE(tier_->slots().Claim(pool, kAnn, slot, header(slot), 1));
   }
-  EXPECT_EQ(tier_->HeldBy(pool, kAnn), 2u);
+  EXPECT_EQ(tier_->slots().HeldBy(pool, kAnn), 2u);
   EXPECT_EQ(Acquire(*store_, Request(1, 2, {pool}))->hit_pages, 1u);
   // Too many deletions to remember: no page comes with a claim, and slots do.
   for (uint64_t sequence = 2; sequence <= 2 + 65'536 / 64; ++sequence) {
@@ -273,7 +275,7 @@ TEST_F(DeviceTierTest, APageThatIsDeletedBeforeItsClaimIsNoHit) {
     for (uint64_t page = 0; page < 64; ++page) keys.push_back(SamplePage(sequence, page).key);
     tier_->Remove(keyspace, keys);
   }
-  EXPECT_TRUE(tier_->Claim(pool, kAnn, 2, header(2), 1));
+  EXPECT_TRUE(tier_->slots().Claim(pool, kAnn, 2, header(2), 1));
   EXPECT_EQ(Acquire(*store_, Request(1, 3, {pool}))->hit_pages, 1u);
 }
 
@@ -291,7 +293,7 @@ TEST_F(DeviceTierTest, ASuccessorKnowsTheDeletionsBefore) {
   }
   const DevicePoolNumber pool = AddPool(4, true);
   for (uint64_t slot = 0; slot < 2; ++slot) {
-    EXPECT_TRUE(tier_->Claim(pool, kAnn, slot, header(slot), 1));
+    EXPECT_TRUE(tier_->slots().Claim(pool, kAnn, slot, header(slot), 1));
   }
   EXPECT_EQ(Acquire(*store_, Request(1, 2, {pool}))->hit_pages, 1u);
 }
@@ -302,10 +304,10 @@ class SharedClaimsTest : public DeviceTierTest {
   SharedClaimsTest() { pool_ = AddPool(4, true); }
 
   bool Claim(HolderId holder, const std::shared_ptr<const FragmentHeader>& header) {
-    return tier_->Claim(pool_, holder, 0, header, 1);
+    return tier_->slots().Claim(pool_, holder, 0, header, 1);
   }
   size_t Release(HolderId holder) {
-    return tier_->Release(pool_, holder, std::vector<uint64_t>{0});
+    return tier_->slots().Release(pool_, holder, std::vector<uint64_t>{0});
   }
   uint32_t Hits() {
     const auto result = Acquire(*store_, Request(1, 2, {pool_}));
@@ -314,8 +316,8 @@ class SharedClaimsTest : public DeviceTierTest {
   }
   // Returns the slots that no process may be using.
   std::vector<uint64_t> FreeSlots() {
-    std::vector<uint64_t> slots = tier_->Reserve(pool_, kEve, 4);
-    tier_->Release(pool_, kEve, slots);
+    std::vector<uint64_t> slots = tier_->slots().Reserve(pool_, kEve, 4);
+    tier_->slots().Release(pool_, kEve, slots);
     return slots;
   }
 
@@ -340,14 +342,14 @@ TEST_F(SharedClaimsTest, ASlotOfTwoHoldersOutlivesTheFirst) {
         EXPECT_EQ(Hits(), named ? 1u : 0u);
         const auto release = [&] { EXPECT_EQ(Release(kAnn), 0u); };
         if (before) release();
-        tier_->EndRecovery(pool_);
+        tier_->slots().EndRecovery(pool_);
         if (!before) release();
         EXPECT_THAT(FreeSlots(), UnorderedElementsAre(1, 2, 3));
-        EXPECT_EQ(tier_->HeldBy(pool_, kBob), 1u);
-        tier_->EndHolder(kBob);
+        EXPECT_EQ(tier_->slots().HeldBy(pool_, kBob), 1u);
+        tier_->slots().EndHolder(kBob);
         EXPECT_EQ(PoolStats().held_slots, 0u);
         EXPECT_EQ(PoolStats().blank_slots, 0u);
-        EXPECT_EQ(tier_->Withdraw(pool_, 0, page_->key), named);
+        EXPECT_EQ(tier_->slots().Withdraw(pool_, 0, page_->key), named);
         EXPECT_THAT(FreeSlots(), UnorderedElementsAre(0, 1, 2, 3));
         EXPECT_TRUE(RemovePool(*tier_, pool_));
       }
@@ -359,13 +361,13 @@ TEST_F(SharedClaimsTest, ALateHeaderNamesTheSlotForAllWhoHoldIt) {
   EXPECT_TRUE(Claim(kAnn, nullptr));
   EXPECT_TRUE(Claim(kBob, nullptr));
   // No process has it alone, to write.
-  EXPECT_TRUE(absl::IsInvalidArgument(tier_->Commit(pool_, kAnn, 0, page_, 1)));
+  EXPECT_TRUE(absl::IsInvalidArgument(tier_->slots().Commit(pool_, kAnn, 0, page_, 1)));
   EXPECT_TRUE(Claim(kEve, page_));
   EXPECT_FALSE(Claim(44, other_page_));
   EXPECT_TRUE(Claim(44, page_));
   EXPECT_TRUE(Claim(55, nullptr));
   EXPECT_EQ(PoolStats().held_slots, 5u);
-  tier_->EndRecovery(pool_);
+  tier_->slots().EndRecovery(pool_);
   ASSERT_TRUE(store_->Delete(page_->keyspace, std::vector<PageKey>{page_->key}).ok());
   for (const HolderId holder : {kEve, HolderId{44}, kAnn, HolderId{55}}) {
     EXPECT_EQ(Release(holder), 0u);
@@ -378,12 +380,12 @@ TEST_F(SharedClaimsTest, ALateHeaderNamesTheSlotForAllWhoHoldIt) {
 TEST_F(SharedClaimsTest, AnotherPageInAHeldSlotIsRefused) {
   EXPECT_TRUE(Claim(kAnn, page_));
   EXPECT_FALSE(Claim(kBob, other_page_));
-  EXPECT_EQ(tier_->HeldBy(pool_, kBob), 0u);
+  EXPECT_EQ(tier_->slots().HeldBy(pool_, kBob), 0u);
   EXPECT_EQ(Hits(), 1u);
   // It may hold anything, but the page is known.
   EXPECT_TRUE(Claim(kBob, nullptr));
   EXPECT_EQ(Release(kAnn), 0u);
-  tier_->EndRecovery(pool_);
+  tier_->slots().EndRecovery(pool_);
   EXPECT_THAT(FreeSlots(), UnorderedElementsAre(1, 2, 3));
 }
 
@@ -392,26 +394,26 @@ TEST_F(SharedClaimsTest, PagesWithoutAnEntryAreClaimedByAll) {
   EXPECT_TRUE(Claim(kAnn, page_));
   ASSERT_TRUE(store_->Delete(page_->keyspace, std::vector<PageKey>{page_->key}).ok());
   EXPECT_TRUE(Claim(kBob, page_));
-  EXPECT_TRUE(tier_->Claim(pool_, kAnn, 1, other_page_, 1));
-  EXPECT_TRUE(tier_->Claim(pool_, kAnn, 2, other_page_, 1));
-  EXPECT_TRUE(tier_->Claim(pool_, kBob, 2, other_page_, 1));
-  tier_->EndRecovery(pool_);
-  EXPECT_EQ(tier_->Release(pool_, kAnn, std::vector<uint64_t>{0, 1, 2}), 0u);
-  EXPECT_THAT(tier_->Reserve(pool_, kEve, 1), ElementsAre(3));
-  EXPECT_EQ(tier_->HeldBy(pool_, kBob), 2u);
+  EXPECT_TRUE(tier_->slots().Claim(pool_, kAnn, 1, other_page_, 1));
+  EXPECT_TRUE(tier_->slots().Claim(pool_, kAnn, 2, other_page_, 1));
+  EXPECT_TRUE(tier_->slots().Claim(pool_, kBob, 2, other_page_, 1));
+  tier_->slots().EndRecovery(pool_);
+  EXPECT_EQ(tier_->slots().Release(pool_, kAnn, std::vector<uint64_t>{0, 1, 2}), 0u);
+  EXPECT_THAT(tier_->slots().Reserve(pool_, kEve, 1), ElementsAre(3));
+  EXPECT_EQ(tier_->slots().HeldBy(pool_, kBob), 2u);
 }
 
 // A process that is not back may use a slot that all others have released.
 TEST_F(SharedClaimsTest, NoSlotIsGivenOutBeforeAllAreBack) {
   EXPECT_TRUE(Claim(kAnn, nullptr));
-  EXPECT_TRUE(tier_->Claim(pool_, kAnn, 1, page_, 1));
-  EXPECT_EQ(tier_->Release(pool_, kAnn, std::vector<uint64_t>{0, 1}), 0u);
-  EXPECT_THAT(tier_->Reserve(pool_, kEve, 4), IsEmpty());
+  EXPECT_TRUE(tier_->slots().Claim(pool_, kAnn, 1, page_, 1));
+  EXPECT_EQ(tier_->slots().Release(pool_, kAnn, std::vector<uint64_t>{0, 1}), 0u);
+  EXPECT_THAT(tier_->slots().Reserve(pool_, kEve, 4), IsEmpty());
   EXPECT_EQ(Hits(), 1u);  // nothing had to leave
   EXPECT_TRUE(Claim(kBob, nullptr));
-  EXPECT_TRUE(tier_->Claim(pool_, kBob, 1, page_, 1));
-  tier_->EndRecovery(pool_);
-  EXPECT_THAT(tier_->Reserve(pool_, kEve, 4), UnorderedElementsAre(2, 3));
+  EXPECT_TRUE(tier_->slots().Claim(pool_, kBob, 1, page_, 1));
+  tier_->slots().EndRecovery(pool_);
+  EXPECT_THAT(tier_->slots().Reserve(pool_, kEve, 4), UnorderedElementsAre(2, 3));
 }
 
 }  // namespace

@@ -34,9 +34,9 @@ inline AcquireRequest Request(uint64_t sequence, uint64_t pages,
 
 // Returns false if the pool is in use.
 inline bool RemovePool(DeviceTier& tier, DevicePoolNumber pool) {
-  std::optional<DeviceTier::TakenPool> taken = tier.TakePool(pool);
+  std::optional<DeviceSlots::TakenPool> taken = tier.slots().TakePool(pool);
   if (!taken) return false;
-  tier.EndPool(*std::move(taken));
+  tier.slots().EndPool(*std::move(taken));
   return true;
 }
 
@@ -50,12 +50,13 @@ class DeviceTierTest : public testing::Test {
     EXPECT_TRUE(opened.ok()) << opened.status();
     store_ = *std::move(opened);
     tier_ = store_->devices();
-    tier_->SetDemoters({.choose = [this](DevicePoolNumber) { return demoter_; },
-                        .request =
-                            [this](DevicePoolNumber, HolderId, std::span<const DemotionWork> work) {
-                              requested_.insert(requested_.end(), work.begin(), work.end());
-                              return accepts_;
-                            }});
+    tier_->slots().SetDemoters(
+        {.choose = [this](DevicePoolNumber) { return demoter_; },
+         .request =
+             [this](DevicePoolNumber, HolderId, std::span<const DemotionWork> work) {
+               requested_.insert(requested_.end(), work.begin(), work.end());
+               return accepts_;
+             }});
     pool_ = AddPool(8);
   }
 
@@ -63,20 +64,22 @@ class DeviceTierTest : public testing::Test {
   DevicePoolNumber AddPool(uint64_t slots, bool recovering = false) {
     SlotMarks marks = SlotMarks::Map(CreateRoster().value().get()).value();
     if (recovering) marks.SetEpoch(DeletionEpochs().current);
-    const auto pool = tier_->AddPool(kSlotBytes, slots * kSlotBytes, recovering, std::move(marks));
+    const auto pool =
+        tier_->slots().AddPool(kSlotBytes, slots * kSlotBytes, recovering, std::move(marks));
     EXPECT_TRUE(pool.ok()) << pool.status();
-    EXPECT_TRUE(tier_->AddHandle(*pool, 0));
+    EXPECT_TRUE(tier_->slots().AddHandle(*pool, 0));
     return *pool;
   }
 
   // Puts pages into the pool, and lets go of them.
   void Fill(DevicePoolNumber pool, uint64_t sequence, uint64_t first, uint64_t end) {
     for (uint64_t page = first; page < end; ++page) {
-      const auto slots = tier_->Reserve(pool, kAnn, 1);
+      const auto slots = tier_->slots().Reserve(pool, kAnn, 1);
       ASSERT_THAT(slots, testing::SizeIs(1)) << "page " << page;
-      ASSERT_TRUE(
-          tier_->Commit(pool, kAnn, slots[0], HeaderOf(SamplePage(sequence, page)), 1).ok());
-      ASSERT_EQ(tier_->Release(pool, kAnn, slots), 0u);
+      ASSERT_TRUE(tier_->slots()
+                      .Commit(pool, kAnn, slots[0], HeaderOf(SamplePage(sequence, page)), 1)
+                      .ok());
+      ASSERT_EQ(tier_->slots().Release(pool, kAnn, slots), 0u);
     }
   }
 

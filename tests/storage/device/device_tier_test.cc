@@ -79,11 +79,11 @@ TEST_F(DeviceTierTest, RanksCoverAPageTogether) {
   SampleFragment right = left;
   left.range = {{0, 2}, {0, 1}};
   right.range = {{0, 2}, {1, 2}};
-  const auto one = tier_->Reserve(pool_, kAnn, 1);
-  const auto two = tier_->Reserve(other, kBob, 1);
-  ASSERT_TRUE(tier_->Commit(pool_, kAnn, one[0], HeaderOf(left), 1).ok());
+  const auto one = tier_->slots().Reserve(pool_, kAnn, 1);
+  const auto two = tier_->slots().Reserve(other, kBob, 1);
+  ASSERT_TRUE(tier_->slots().Commit(pool_, kAnn, one[0], HeaderOf(left), 1).ok());
   EXPECT_EQ(Acquire(*store_, Request(1, 1, {pool_, other}))->hit_pages, 0u);
-  ASSERT_TRUE(tier_->Commit(other, kBob, two[0], HeaderOf(right), 1).ok());
+  ASSERT_TRUE(tier_->slots().Commit(other, kBob, two[0], HeaderOf(right), 1).ok());
   EXPECT_EQ(Acquire(*store_, Request(1, 1, {pool_}))->hit_pages, 0u);
   const auto both = Acquire(*store_, Request(1, 1, {pool_, other}));
   ASSERT_EQ(both->hit_pages, 1u);
@@ -103,35 +103,36 @@ TEST_F(DeviceTierTest, TheBestPoolComesFirst) {
 }
 
 TEST_F(DeviceTierTest, OnlyTheHolderCommitsAndReleases) {
-  const auto slots = tier_->Reserve(pool_, kAnn, 2);
+  const auto slots = tier_->slots().Reserve(pool_, kAnn, 2);
   const auto header = HeaderOf(SamplePage(1, 0));
-  EXPECT_TRUE(absl::IsInvalidArgument(tier_->Commit(pool_, kBob, slots[0], header, 1)));
-  EXPECT_TRUE(absl::IsInvalidArgument(tier_->Commit(pool_, kAnn, 1000, header, 1)));
-  EXPECT_TRUE(absl::IsInvalidArgument(tier_->Commit(99, kAnn, slots[0], header, 1)));
-  EXPECT_EQ(tier_->Release(pool_, kBob, slots), 2u);
-  ASSERT_TRUE(tier_->Commit(pool_, kAnn, slots[0], header, 1).ok());
-  EXPECT_TRUE(absl::IsInvalidArgument(tier_->Commit(pool_, kAnn, slots[0], header, 1)));
-  EXPECT_TRUE(absl::IsAlreadyExists(tier_->Commit(pool_, kAnn, slots[1], header, 1)));
-  EXPECT_EQ(tier_->Release(pool_, kAnn, slots), 0u);
-  EXPECT_EQ(tier_->Release(pool_, kAnn, slots), 2u);
-  EXPECT_EQ(tier_->Demoted(pool_, kAnn, slots), 2u);
+  EXPECT_TRUE(absl::IsInvalidArgument(tier_->slots().Commit(pool_, kBob, slots[0], header, 1)));
+  EXPECT_TRUE(absl::IsInvalidArgument(tier_->slots().Commit(pool_, kAnn, 1000, header, 1)));
+  EXPECT_TRUE(absl::IsInvalidArgument(tier_->slots().Commit(99, kAnn, slots[0], header, 1)));
+  EXPECT_EQ(tier_->slots().Release(pool_, kBob, slots), 2u);
+  ASSERT_TRUE(tier_->slots().Commit(pool_, kAnn, slots[0], header, 1).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(tier_->slots().Commit(pool_, kAnn, slots[0], header, 1)));
+  EXPECT_TRUE(absl::IsAlreadyExists(tier_->slots().Commit(pool_, kAnn, slots[1], header, 1)));
+  EXPECT_EQ(tier_->slots().Release(pool_, kAnn, slots), 0u);
+  EXPECT_EQ(tier_->slots().Release(pool_, kAnn, slots), 2u);
+  EXPECT_EQ(tier_->slots().Demoted(pool_, kAnn, slots), 2u);
   SampleFragment large = SamplePage(1, 1);
   large.tile_bytes = 2 * 4608;
-  const auto blank = tier_->Reserve(pool_, kAnn, 1);
-  EXPECT_TRUE(absl::IsInvalidArgument(tier_->Commit(pool_, kAnn, blank[0], HeaderOf(large), 1)));
+  const auto blank = tier_->slots().Reserve(pool_, kAnn, 1);
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(tier_->slots().Commit(pool_, kAnn, blank[0], HeaderOf(large), 1)));
 }
 
 TEST_F(DeviceTierTest, AnEndedHolderLeavesItsPagesAndNoSlot) {
-  const auto slots = tier_->Reserve(pool_, kAnn, 5);
-  ASSERT_TRUE(tier_->Commit(pool_, kAnn, slots[0], HeaderOf(SamplePage(1, 0)), 1).ok());
+  const auto slots = tier_->slots().Reserve(pool_, kAnn, 5);
+  ASSERT_TRUE(tier_->slots().Commit(pool_, kAnn, slots[0], HeaderOf(SamplePage(1, 0)), 1).ok());
   EXPECT_EQ(PoolStats().held_slots, 5u);
   EXPECT_EQ(PoolStats().blank_slots, 4u);
   EXPECT_FALSE(RemovePool(*tier_, pool_));
-  tier_->EndHolder(kAnn);
+  tier_->slots().EndHolder(kAnn);
   EXPECT_EQ(PoolStats().held_slots, 0u);
   EXPECT_EQ(PoolStats().free_slots, 7u);
   EXPECT_EQ(store_->Stats().device.pages, 1u);
-  EXPECT_EQ(tier_->HeldBy(pool_, kAnn), 0u);
+  EXPECT_EQ(tier_->slots().HeldBy(pool_, kAnn), 0u);
 }
 
 // Evicts from the end of the prefix, and only pages that a tier below has, as long as there are
@@ -141,7 +142,7 @@ TEST_F(DeviceTierTest, PagesWithACopyBelowGoAtOnce) {
   for (uint64_t page = 0; page < 8; ++page) {
     ASSERT_TRUE(Commit(*store_, SamplePage(1, page)).ok());
   }
-  EXPECT_THAT(tier_->Reserve(pool_, kBob, 3), SizeIs(3));
+  EXPECT_THAT(tier_->slots().Reserve(pool_, kBob, 3), SizeIs(3));
   EXPECT_EQ(PoolStats().dropped_slots, 0u);
   const auto rest = Acquire(*store_, Request(1, 8, {pool_}));
   EXPECT_THAT(rest->page_tiers,
@@ -152,7 +153,7 @@ TEST_F(DeviceTierTest, PagesWithACopyBelowGoAtOnce) {
 TEST_F(DeviceTierTest, PagesWithoutACopyAreCopiedFirst) {
   Fill(pool_, 1, 0, 8);
   demoter_ = kBob;
-  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 2), IsEmpty());  // not yet
+  EXPECT_THAT(tier_->slots().Reserve(pool_, kAnn, 2), IsEmpty());  // not yet
   ASSERT_THAT(requested_, SizeIs(2));
   EXPECT_EQ(requested_[0].header->key, SampleKey(1, 7));
   EXPECT_EQ(PoolStats().demoting_slots, 2u);
@@ -160,13 +161,13 @@ TEST_F(DeviceTierTest, PagesWithoutACopyAreCopiedFirst) {
   const auto hit = Acquire(*store_, Request(1, 8, {pool_}));
   EXPECT_EQ(hit->hit_pages, 8u);
   store_->Release(hit->lease);
-  EXPECT_EQ(tier_->Demoted(pool_, kAnn, std::vector<uint64_t>{requested_[0].slot}), 1u);
+  EXPECT_EQ(tier_->slots().Demoted(pool_, kAnn, std::vector<uint64_t>{requested_[0].slot}), 1u);
   ASSERT_TRUE(Commit(*store_, SamplePage(1, 7)).ok());
   ASSERT_TRUE(Commit(*store_, SamplePage(1, 6)).ok());
-  EXPECT_EQ(
-      tier_->Demoted(pool_, kBob, std::vector<uint64_t>{requested_[0].slot, requested_[1].slot}),
-      0u);
-  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 2),
+  EXPECT_EQ(tier_->slots().Demoted(pool_, kBob,
+                                   std::vector<uint64_t>{requested_[0].slot, requested_[1].slot}),
+            0u);
+  EXPECT_THAT(tier_->slots().Reserve(pool_, kAnn, 2),
               UnorderedElementsAre(requested_[0].slot, requested_[1].slot));
   EXPECT_EQ(PoolStats().demoted_slots, 2u);
   EXPECT_EQ(PoolStats().dropped_slots, 0u);
@@ -175,9 +176,9 @@ TEST_F(DeviceTierTest, PagesWithoutACopyAreCopiedFirst) {
 TEST_F(DeviceTierTest, ACopyThatFailedIsCountedAsLost) {
   Fill(pool_, 1, 0, 8);
   demoter_ = kBob;
-  tier_->Reserve(pool_, kAnn, 1);
+  tier_->slots().Reserve(pool_, kAnn, 1);
   ASSERT_THAT(requested_, SizeIs(1));
-  EXPECT_EQ(tier_->Demoted(pool_, kBob, std::vector<uint64_t>{requested_[0].slot}), 0u);
+  EXPECT_EQ(tier_->slots().Demoted(pool_, kBob, std::vector<uint64_t>{requested_[0].slot}), 0u);
   EXPECT_EQ(PoolStats().demoted_slots, 0u);
   EXPECT_EQ(PoolStats().dropped_slots, 1u);
 }
@@ -185,21 +186,21 @@ TEST_F(DeviceTierTest, ACopyThatFailedIsCountedAsLost) {
 TEST_F(DeviceTierTest, APageLeasedWhileItIsCopiedStays) {
   Fill(pool_, 1, 0, 8);
   demoter_ = kBob;
-  tier_->Reserve(pool_, kAnn, 1);
+  tier_->slots().Reserve(pool_, kAnn, 1);
   const auto lease = Acquire(*store_, Request(1, 8, {pool_}));
   ASSERT_TRUE(Commit(*store_, SamplePage(1, 7)).ok());
-  EXPECT_EQ(tier_->Demoted(pool_, kBob, std::vector<uint64_t>{requested_[0].slot}), 0u);
-  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 8), IsEmpty());
+  EXPECT_EQ(tier_->slots().Demoted(pool_, kBob, std::vector<uint64_t>{requested_[0].slot}), 0u);
+  EXPECT_THAT(tier_->slots().Reserve(pool_, kAnn, 8), IsEmpty());
   EXPECT_THAT(Acquire(*store_, Request(1, 8, {pool_}))->page_tiers, Each(Tier::kDevice));
 }
 
 TEST_F(DeviceTierTest, WithoutAnybodyToCopyPagesAreDropped) {
   Fill(pool_, 1, 0, 8);
-  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 3), SizeIs(3));
+  EXPECT_THAT(tier_->slots().Reserve(pool_, kAnn, 3), SizeIs(3));
   EXPECT_EQ(PoolStats().dropped_slots, 3u);
   demoter_ = kBob;
   accepts_ = false;  // gone between the choice and the request
-  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 1), SizeIs(1));
+  EXPECT_THAT(tier_->slots().Reserve(pool_, kAnn, 1), SizeIs(1));
   EXPECT_EQ(PoolStats().dropped_slots, 4u);
   EXPECT_EQ(PoolStats().demoting_slots, 0u);
   EXPECT_EQ(Acquire(*store_, Request(1, 8, {pool_}))->hit_pages, 4u);
@@ -208,12 +209,12 @@ TEST_F(DeviceTierTest, WithoutAnybodyToCopyPagesAreDropped) {
 TEST_F(DeviceTierTest, ADemoterThatEndsLosesWhatItWasToCopy) {
   Fill(pool_, 1, 0, 8);
   demoter_ = kBob;
-  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 2), IsEmpty());
-  tier_->EndHolder(kBob);
+  EXPECT_THAT(tier_->slots().Reserve(pool_, kAnn, 2), IsEmpty());
+  tier_->slots().EndHolder(kBob);
   EXPECT_EQ(PoolStats().dropped_slots, 2u);
   EXPECT_EQ(PoolStats().free_slots, 2u);
   demoter_ = 0;
-  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 2), SizeIs(2));
+  EXPECT_THAT(tier_->slots().Reserve(pool_, kAnn, 2), SizeIs(2));
 }
 
 class FewDemotionsTest : public DeviceTierTest {
@@ -224,37 +225,39 @@ class FewDemotionsTest : public DeviceTierTest {
 TEST_F(FewDemotionsTest, BeyondTheBoundPagesAreDropped) {
   Fill(pool_, 1, 0, 8);
   demoter_ = kBob;
-  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 5), SizeIs(3));
+  EXPECT_THAT(tier_->slots().Reserve(pool_, kAnn, 5), SizeIs(3));
   EXPECT_THAT(requested_, SizeIs(2));
   EXPECT_EQ(PoolStats().dropped_slots, 3u);
 }
 
 TEST_F(DeviceTierTest, DeletedAndDroppedPagesKeepTheirSlotsForThoseWhoHoldThem) {
-  const auto slots = tier_->Reserve(pool_, kAnn, 2);
-  ASSERT_TRUE(tier_->Commit(pool_, kAnn, slots[0], HeaderOf(SamplePage(1, 0)), 1).ok());
-  ASSERT_TRUE(tier_->Commit(pool_, kAnn, slots[1], HeaderOf(SamplePage(1, 1)), 1).ok());
+  const auto slots = tier_->slots().Reserve(pool_, kAnn, 2);
+  ASSERT_TRUE(tier_->slots().Commit(pool_, kAnn, slots[0], HeaderOf(SamplePage(1, 0)), 1).ok());
+  ASSERT_TRUE(tier_->slots().Commit(pool_, kAnn, slots[1], HeaderOf(SamplePage(1, 1)), 1).ok());
   const std::vector<PageKey> keys = {SampleKey(1, 0)};
   EXPECT_EQ(store_->Delete(SamplePage(1, 0).keyspace, keys).value(), 1u);
   EXPECT_EQ(store_->DropKeyspace(SamplePage(1, 0).keyspace, 2).value(), 1u);
   EXPECT_EQ(store_->Stats().device.pages, 0u);
   EXPECT_EQ(PoolStats().free_slots, 6u);
-  EXPECT_EQ(tier_->Release(pool_, kAnn, slots), 0u);
+  EXPECT_EQ(tier_->slots().Release(pool_, kAnn, slots), 0u);
   EXPECT_EQ(PoolStats().free_slots, 8u);
   // An older generation is refused, in pools to come as well.
   const DevicePoolNumber later = AddPool(2);
-  const auto blank = tier_->Reserve(later, kAnn, 1);
-  EXPECT_TRUE(absl::IsAborted(tier_->Commit(later, kAnn, blank[0], HeaderOf(SamplePage(1, 0)), 1)));
+  const auto blank = tier_->slots().Reserve(later, kAnn, 1);
+  EXPECT_TRUE(
+      absl::IsAborted(tier_->slots().Commit(later, kAnn, blank[0], HeaderOf(SamplePage(1, 0)), 1)));
 }
 
 TEST_F(DeviceTierTest, RefusesPoolsOfImpossibleSizes) {
-  EXPECT_TRUE(absl::IsInvalidArgument(tier_->AddPool(0, 4096, false).status()));
-  EXPECT_TRUE(absl::IsInvalidArgument(tier_->AddPool(100, 4096, false).status()));
-  EXPECT_TRUE(absl::IsInvalidArgument(tier_->AddPool(4096, 2048, false).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(tier_->slots().AddPool(0, 4096, false).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(tier_->slots().AddPool(100, 4096, false).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(tier_->slots().AddPool(4096, 2048, false).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(
-      tier_->AddPool(uint64_t{1} << 32, uint64_t{1} << 40, false).status()));
-  EXPECT_TRUE(absl::IsInvalidArgument(tier_->AddPool(128, uint64_t{1} << 60, false).status()));
-  EXPECT_FALSE(tier_->AddHandle(pool_, 0));
-  EXPECT_FALSE(tier_->AddHandle(1234, 0));
+      tier_->slots().AddPool(uint64_t{1} << 32, uint64_t{1} << 40, false).status()));
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(tier_->slots().AddPool(128, uint64_t{1} << 60, false).status()));
+  EXPECT_FALSE(tier_->slots().AddHandle(pool_, 0));
+  EXPECT_FALSE(tier_->slots().AddHandle(1234, 0));
 }
 
 // The store over a tier below whose reads wait for the test, so that an Acquire refers to pages of
@@ -273,8 +276,8 @@ class SlowTierBelowTest : public testing::Test {
     EXPECT_TRUE(opened.ok()) << opened.status();
     store_ = *std::move(opened);
     tier_ = store_->devices();
-    pool_ = tier_->AddPool(kSlotBytes, 8 * kSlotBytes, false).value();
-    EXPECT_TRUE(tier_->AddHandle(pool_, 0));
+    pool_ = tier_->slots().AddPool(kSlotBytes, 8 * kSlotBytes, false).value();
+    EXPECT_TRUE(tier_->slots().AddHandle(pool_, 0));
   }
   ~SlowTierBelowTest() override { below_->Set(FaultTier::Fault::kNone); }
 
@@ -286,9 +289,9 @@ class SlowTierBelowTest : public testing::Test {
       const FragmentWrite write = {MetaOf(sample), bytes};
       EXPECT_TRUE(below_->Put(std::span(&write, 1)).front().ok());
     }
-    const auto slots = tier_->Reserve(pool_, kAnn, 1);
-    EXPECT_TRUE(tier_->Commit(pool_, kAnn, slots[0], HeaderOf(SamplePage(1, 0)), 1).ok());
-    tier_->EndHolder(kAnn);
+    const auto slots = tier_->slots().Reserve(pool_, kAnn, 1);
+    EXPECT_TRUE(tier_->slots().Commit(pool_, kAnn, slots[0], HeaderOf(SamplePage(1, 0)), 1).ok());
+    tier_->slots().EndHolder(kAnn);
     below_->Set(FaultTier::Fault::kGetBlocks);
     AcquireRequest request = RequestOf(1, 5);
     request.pools = {pool_};
@@ -345,12 +348,12 @@ TEST_F(SlowTierBelowTest, APoolOutlivesTheAcquireThatLeasesNothing) {
 TEST_F(DeviceTierTest, APoolOutlivesTheCopiesOfItsPages) {
   Fill(pool_, 1, 0, 8);
   demoter_ = kBob;
-  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 1), IsEmpty());
+  EXPECT_THAT(tier_->slots().Reserve(pool_, kAnn, 1), IsEmpty());
   ASSERT_THAT(requested_, SizeIs(1));
   ASSERT_TRUE(store_->DropKeyspace(SamplePage(1, 0).keyspace, 2).ok());
   EXPECT_EQ(store_->Stats().device.pages, 0u);
   EXPECT_FALSE(RemovePool(*tier_, pool_));
-  EXPECT_EQ(tier_->Demoted(pool_, kBob, std::vector<uint64_t>{requested_[0].slot}), 0u);
+  EXPECT_EQ(tier_->slots().Demoted(pool_, kBob, std::vector<uint64_t>{requested_[0].slot}), 0u);
   EXPECT_TRUE(RemovePool(*tier_, pool_));
 }
 
@@ -360,22 +363,23 @@ TEST_F(DeviceTierTest, ACopyThatIsTakenBackLateTouchesNoOtherPage) {
   Fill(pool_, 1, 0, 8);
   demoter_ = kBob;
   bool first = true;
-  tier_->SetDemoters(
+  tier_->slots().SetDemoters(
       {.choose = [](DevicePoolNumber) { return kBob; },
        .request =
            [&](DevicePoolNumber, HolderId, std::span<const DemotionWork> work) {
              if (!std::exchange(first, false)) return true;
-             tier_->EndDemotions(kBob);  // the page goes, and its handle is free
-             const auto slots = tier_->Reserve(pool_, kAnn, 1);
+             tier_->slots().EndDemotions(kBob);  // the page goes, and its handle is free
+             const auto slots = tier_->slots().Reserve(pool_, kAnn, 1);
              EXPECT_THAT(slots, ElementsAre(work[0].slot));
-             EXPECT_TRUE(tier_->Commit(pool_, kAnn, slots[0], HeaderOf(SamplePage(2, 0)), 1).ok());
-             EXPECT_EQ(tier_->Release(pool_, kAnn, slots), 0u);
+             EXPECT_TRUE(
+                 tier_->slots().Commit(pool_, kAnn, slots[0], HeaderOf(SamplePage(2, 0)), 1).ok());
+             EXPECT_EQ(tier_->slots().Release(pool_, kAnn, slots), 0u);
              // The new page is used last, so the others leave first: all are to be copied.
-             EXPECT_THAT(tier_->Reserve(pool_, kAnn, 8), IsEmpty());
+             EXPECT_THAT(tier_->slots().Reserve(pool_, kAnn, 8), IsEmpty());
              EXPECT_EQ(PoolStats().demoting_slots, 8u);
              return false;
            }});
-  tier_->Reserve(pool_, kAnn, 1);
+  tier_->slots().Reserve(pool_, kAnn, 1);
   EXPECT_EQ(PoolStats().demoting_slots, 8u);
   EXPECT_EQ(store_->Stats().device.pages, 8u);
 }
@@ -384,27 +388,27 @@ TEST_F(DeviceTierTest, ACopyThatIsTakenBackLateTouchesNoOtherPage) {
 TEST_F(DeviceTierTest, EverySlotOfEveryHandleIsGivenOutOnce) {
   for (const bool recovering : {false, true}) {
     const DevicePoolNumber pool = AddPool(4, recovering);
-    EXPECT_TRUE(tier_->AddHandle(pool, 7));
-    EXPECT_TRUE(tier_->AddHandle(pool, 2));
-    EXPECT_FALSE(tier_->AddHandle(pool, 7));
+    EXPECT_TRUE(tier_->slots().AddHandle(pool, 7));
+    EXPECT_TRUE(tier_->slots().AddHandle(pool, 2));
+    EXPECT_FALSE(tier_->slots().AddHandle(pool, 7));
     std::vector<uint64_t> expected;
     for (const uint64_t handle : {0, 2, 7}) {
       for (uint64_t slot = 0; slot < 4; ++slot) expected.push_back(4 * handle + slot);
     }
     if (recovering) {
-      EXPECT_FALSE(tier_->Claim(pool, kBob, 4, nullptr, 1));  // its handle is not there
-      EXPECT_TRUE(tier_->Claim(pool, kBob, 9, nullptr, 1));
-      EXPECT_TRUE(tier_->Claim(pool, kBob, 30, nullptr, 1));
-      EXPECT_EQ(tier_->Release(pool, kBob, std::vector<uint64_t>{30}), 0u);
+      EXPECT_FALSE(tier_->slots().Claim(pool, kBob, 4, nullptr, 1));  // its handle is not there
+      EXPECT_TRUE(tier_->slots().Claim(pool, kBob, 9, nullptr, 1));
+      EXPECT_TRUE(tier_->slots().Claim(pool, kBob, 30, nullptr, 1));
+      EXPECT_EQ(tier_->slots().Release(pool, kBob, std::vector<uint64_t>{30}), 0u);
       std::erase(expected, 9u);
-      tier_->EndRecovery(pool);
+      tier_->slots().EndRecovery(pool);
     }
     for (int round = 0; round < 3; ++round) {
-      const auto slots = tier_->Reserve(pool, kAnn, 20);
+      const auto slots = tier_->slots().Reserve(pool, kAnn, 20);
       EXPECT_THAT(slots, testing::UnorderedElementsAreArray(expected));
-      EXPECT_EQ(tier_->Release(pool, kAnn, slots), 0u);
+      EXPECT_EQ(tier_->slots().Release(pool, kAnn, slots), 0u);
     }
-    tier_->EndHolder(kBob);
+    tier_->slots().EndHolder(kBob);
     EXPECT_TRUE(RemovePool(*tier_, pool));
   }
 }
@@ -414,12 +418,12 @@ TEST_F(DeviceTierTest, EverySlotOfEveryHandleIsGivenOutOnce) {
 TEST_F(DeviceTierTest, APageHasABoundedNumberOfFragments) {
   const DevicePoolNumber pool = AddPool(200);
   const auto bound = static_cast<uint16_t>(StoreOptions().page_fragments_max);
-  const auto slots = tier_->Reserve(pool, kAnn, bound + 1u);
+  const auto slots = tier_->slots().Reserve(pool, kAnn, bound + 1u);
   for (uint16_t layer = 0; layer <= bound; ++layer) {
     SampleFragment piece = SamplePage(1, 0);
     const auto next = static_cast<uint16_t>(layer + 1);
     piece.range = {{layer, next}, {0, 1}};
-    const absl::Status status = tier_->Commit(pool, kAnn, slots[layer], HeaderOf(piece), 1);
+    const absl::Status status = tier_->slots().Commit(pool, kAnn, slots[layer], HeaderOf(piece), 1);
     EXPECT_EQ(absl::IsResourceExhausted(status), layer == bound) << status;
   }
   EXPECT_EQ(PoolStats().blank_slots, 1u);
@@ -435,7 +439,7 @@ TEST_F(DeviceTierTest, APageOfManyFragmentsInManyPoolsIsFoundInTimeInThem) {
   request.range = {{0, kFragments}, {0, kPools}};
   for (int pool = 0; pool < kPools; ++pool) {
     request.pools.push_back(AddPool(kPages * kFragments));
-    const auto slots = tier_->Reserve(request.pools.back(), kAnn, kPages * kFragments);
+    const auto slots = tier_->slots().Reserve(request.pools.back(), kAnn, kPages * kFragments);
     ASSERT_THAT(slots, SizeIs(kPages * kFragments));
     for (size_t i = 0; i < slots.size(); ++i) {
       SampleFragment tile = SamplePage(1, i / kFragments);
@@ -443,7 +447,8 @@ TEST_F(DeviceTierTest, APageOfManyFragmentsInManyPoolsIsFoundInTimeInThem) {
       const auto head = static_cast<uint16_t>(pool);
       tile.range = {{layer, static_cast<uint16_t>(layer + 1)},
                     {head, static_cast<uint16_t>(head + 1)}};
-      ASSERT_TRUE(tier_->Commit(request.pools.back(), kAnn, slots[i], HeaderOf(tile), 1).ok());
+      ASSERT_TRUE(
+          tier_->slots().Commit(request.pools.back(), kAnn, slots[i], HeaderOf(tile), 1).ok());
     }
   }
   const double before = ThreadCpuSeconds();
@@ -514,7 +519,7 @@ TEST_F(DeviceTierTest, NoSlotHasTwoUsers) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
-  tier_->AddHandle(pool_, 1);
+  tier_->slots().AddHandle(pool_, 1);
   constexpr uint64_t kSlots = 16;
   std::map<HolderId, std::map<uint64_t, bool>> held;  // slot -> whether it is committed
   std::vector<std::pair<LeaseId, std::set<uint64_t>>> leases;
@@ -534,7 +539,7 @@ TEST_F(DeviceTierTest, NoSlotHasTwoUsers) {
           if (work.header->key == SampleKey(1, page)) Commit(*store_, SamplePage(1, page)).value();
         }
       }
-      EXPECT_EQ(tier_->Demoted(pool_, demoter_, std::vector<uint64_t>{work.slot}), 0u);
+      EXPECT_EQ(tier_->slots().Demoted(pool_, demoter_, std::vector<uint64_t>{work.slot}), 0u);
     }
     requested_.clear();
   };
@@ -545,7 +550,7 @@ TEST_F(DeviceTierTest, NoSlotHasTwoUsers) {
       case 0: {
         const HolderId demoter = random() % 2 == 0 ? 0 : 77;
         if (requested_.empty()) demoter_ = demoter;
-        for (const uint64_t slot : tier_->Reserve(pool_, holder, 1 + random() % 4)) {
+        for (const uint64_t slot : tier_->slots().Reserve(pool_, holder, 1 + random() % 4)) {
           ASSERT_FALSE(in_use(slot)) << "turn " << turn << ", slot " << slot;
           ASSERT_LT(slot, kSlots);
           mine[slot] = false;
@@ -557,8 +562,8 @@ TEST_F(DeviceTierTest, NoSlotHasTwoUsers) {
         if (mine.empty()) break;
         {
           const auto slot = std::next(mine.begin(), static_cast<int>(random() % mine.size()));
-          const absl::Status status =
-              tier_->Commit(pool_, holder, slot->first, HeaderOf(SamplePage(1, random() % 12)), 1);
+          const absl::Status status = tier_->slots().Commit(
+              pool_, holder, slot->first, HeaderOf(SamplePage(1, random() % 12)), 1);
           EXPECT_EQ(absl::IsInvalidArgument(status), slot->second);
           if (status.ok()) slot->second = true;
         }
@@ -568,7 +573,7 @@ TEST_F(DeviceTierTest, NoSlotHasTwoUsers) {
         {
           const uint64_t slot =
               std::next(mine.begin(), static_cast<int>(random() % mine.size()))->first;
-          EXPECT_EQ(tier_->Release(pool_, holder, std::vector<uint64_t>{slot}), 0u);
+          EXPECT_EQ(tier_->slots().Release(pool_, holder, std::vector<uint64_t>{slot}), 0u);
           mine.erase(slot);
         }
         break;
@@ -592,7 +597,7 @@ TEST_F(DeviceTierTest, NoSlotHasTwoUsers) {
       case 6:
         demote();
         if (random() % 50 == 0) {
-          tier_->EndHolder(holder);
+          tier_->slots().EndHolder(holder);
           mine.clear();
         }
         if (random() % 20 == 0) {
@@ -604,7 +609,7 @@ TEST_F(DeviceTierTest, NoSlotHasTwoUsers) {
   }
   demote();
   for (const auto& [lease, slots] : leases) EXPECT_TRUE(store_->Release(lease));
-  for (const HolderId holder : {1, 2, 3}) tier_->EndHolder(holder);
+  for (const HolderId holder : {1, 2, 3}) tier_->slots().EndHolder(holder);
   EXPECT_EQ(PoolStats().free_slots + store_->Stats().device.pages, kSlots);
   EXPECT_TRUE(RemovePool(*tier_, pool_));
 }

@@ -38,12 +38,15 @@ class AdmissionTest : public testing::Test {
     DeviceTier& tier = *store_->devices();
     SlotMarks marks = SlotMarks::Map(CreateRoster().value().get()).value();
     const DevicePoolNumber pool =
-        tier.AddPool(kSlotBytes, kSlotBytes, /*recovering=*/false, std::move(marks)).value();
-    EXPECT_TRUE(tier.AddHandle(pool, 0));
-    const std::vector<uint64_t> slots = tier.Reserve(pool, kAnn, 1);
+        tier.slots()
+            .AddPool(kSlotBytes, kSlotBytes, /*recovering=*/false, std::move(marks))
+            .value();
+    EXPECT_TRUE(tier.slots().AddHandle(pool, 0));
+    const std::vector<uint64_t> slots = tier.slots().Reserve(pool, kAnn, 1);
     EXPECT_EQ(slots.size(), 1u);
-    EXPECT_TRUE(tier.Commit(pool, kAnn, slots[0], HeaderOf(SamplePage(sequence, 0)), 1).ok());
-    EXPECT_EQ(tier.Release(pool, kAnn, slots), 0u);
+    EXPECT_TRUE(
+        tier.slots().Commit(pool, kAnn, slots[0], HeaderOf(SamplePage(sequence, 0)), 1).ok());
+    EXPECT_EQ(tier.slots().Release(pool, kAnn, slots), 0u);
     return pool;
   }
   void Read(const AcquireRequest& request, Tier tier) {
