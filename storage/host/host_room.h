@@ -15,7 +15,11 @@ namespace crumb::storage {
 
 // Finds room for pages in host memory: free slots, slots of pages that it evicts, and slabs that it
 // takes from tenants which have more than their part. Also says which tenant's slabs the pages of a
-// keyspace lie in. Thread-safe.
+// keyspace lie in. The store owns it, beside HostTier over the same HostState, whose lock it holds
+// for pieces of a search: up to a number of evictions, or of pages that it looks at.
+//
+// Reserve returns a slot without a page. REQUIRES: the caller writes the fragment to Memory(slot)
+// and passes the slot to HostTier::Publish, or to Abandon. Thread-safe.
 class HostRoom {
  public:
   explicit HostRoom(HostState& state) : state_(state) {}

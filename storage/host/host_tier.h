@@ -48,8 +48,16 @@ struct PageSelection {
   bool Has(const KeyspaceId& keyspace) const { return !keyspaces || keyspaces->contains(keyspace); }
 };
 
-// Host memory as a tier: look-ups, references and the way of its pages to the tier below. A call on
-// many keys, pages or fragments works on them in pieces, so other callers may see a part of it.
+// Host memory as a tier: look-ups, references and the way of its pages to the tier below. The store
+// owns it; HostState has the pages, their states (PageTable) and the lock. A call on many keys,
+// pages or fragments takes the lock for pieces of them, so other callers may see a part of it.
+//
+// A page's way to the tier below: Publish makes a fragment visible, with its state below.
+// RefAbsentBelow marks fragments as queued and refers to the page for each, which is a Departure;
+// the writer reads its bytes by View and ends it by Return, with the state that the fragment has
+// from then on (Below has the states).
+//
+// REQUIRES: every reference that a call returns is ended once, by Unref, EndWrite or Return.
 // Thread-safe.
 class HostTier {
  public:

@@ -13,8 +13,10 @@
 
 namespace crumb::storage {
 
-// Numbers by page key. A hash map in parts, because a map that grows moves all its entries at once:
-// a part of an index of four million pages does so in about a millisecond. Not thread-safe.
+// Numbers by page key: the pages of a keyspace, and the places of absent pages (PageSpace). A hash
+// map in parts, because a map that grows moves all its entries at once: a part of an index of four
+// million pages does so in about a millisecond. A caller that looks up many keys hashes each once
+// and prefetches its place some keys ahead. Not thread-safe: the tier's lock covers it.
 class KeyIndex {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;

@@ -17,7 +17,17 @@ namespace crumb::storage {
 
 // The leases: references to the pages of a prefix in host memory and on devices, from Add until
 // Release. A page stays where it is as long as a lease refers to it, whatever eviction or Delete
-// do. Thread-safe.
+// do.
+//
+//         Add              Release, if no Read is under way
+//   none -----> granted ----------------------------------> ended: its references are given back
+//                  |                                          ^
+//                  |  Release, if Reads are under way         |  the last of these Reads returns
+//                  '---------------> released ----------------'
+//
+// A released lease is not found any more. The lock covers the table alone: references are taken
+// before Add and given back after it is let go, because the tiers have locks of their own.
+// Thread-safe.
 class LeaseTable {
  public:
   // The pages of a prefix, each referred to: page i is on devices, at device[i], or in host memory,

@@ -30,6 +30,18 @@ namespace crumb::storage {
 
 // The store over devices, host memory and a tier below: see TieredStore for the contract. Reading
 // is in three_tier_reads.cc, the rest in three_tier_store.cc.
+//
+// Life: it is constructed, Start opens the tiers and starts the threads, Stop ends the threads and
+// refuses new calls, and HandOver, if there is a successor, returns host memory. A store whose
+// Start failed can only be destroyed.
+//
+// The way of a call: Commit takes room from room_, publishes the page by host_ and queues it by
+// writer_. Acquire refers to pages by devices_ and host_; for the others an AcquireOperation waits
+// for promoter_, which reads them from below_ on the threads of readers_. The references are those
+// of a lease (leases_) then. Uses are reported to below_ by recency_, because that may block, and
+// timer_ ends the waits of Acquires.
+//
+// Each part has a lock of its own. The store has pins_mutex_ alone, which is taken before them.
 class ThreeTierStore final : public TieredStore {
  public:
   ThreeTierStore(const StoreOptions& options, const Clock& clock, StoreEvents events,
