@@ -37,8 +37,9 @@ TokenTier TokenTierOf(Tier tier) {
 // cannot receive them.
 bool GrantSlabs(const CallContext& context, const Session& session, const KeyspaceId& keyspace,
                 const std::vector<storage::FragmentRef>& fragments) {
-  if (session.slabs() == nullptr) return true;
-  if (session.slabs()->Grant(context.store, keyspace, fragments).ok()) return true;
+  const auto slabs = session.slabs();
+  if (slabs == nullptr) return true;
+  if (slabs->Grant(context.store, keyspace, fragments).ok()) return true;
   context.metrics.Reject(Rejection::kSlabGrant);
   return false;
 }

@@ -310,7 +310,8 @@ class RunningDaemon : public Daemon {
   void NotifySlabGone(uint32_t slab) {
     if (sessions_ == nullptr) return;
     for (const auto& session : sessions_->List()) {
-      if (session->slabs() != nullptr && !session->slabs()->Forget(slab)) continue;
+      const auto slabs = session->slabs();
+      if (slabs != nullptr && !slabs->Forget(slab)) continue;
       const auto notices = session->notices();
       if (notices != nullptr && !notices->AddSlabGone(slab)) metrics_.notices_dropped.Add();
     }

@@ -80,10 +80,17 @@ class Session {
     return std::move(staging_);
   }
 
-  // Sets the object that grants slabs to the process; null if the process has all slabs. REQUIRES:
-  // the process has not received its token.
-  void SetSlabs(std::shared_ptr<SlabGate> slabs) { slabs_ = std::move(slabs); }
-  SlabGate* slabs() const { return slabs_.get(); }
+  // Sets the object that grants slabs to the process. REQUIRES: the process has not received its
+  // token.
+  void SetSlabs(std::shared_ptr<SlabGate> slabs) {
+    MutexLock lock(&mutex_);
+    slabs_ = std::move(slabs);
+  }
+  // Returns that object; null if the process has all slabs, or SetSlabs was not called yet.
+  std::shared_ptr<SlabGate> slabs() const {
+    MutexLock lock(&mutex_);
+    return slabs_;
+  }
 
   // Returns the staging memory; null if there is none or the session is no longer open.
   std::shared_ptr<StagingArea> staging() const {
@@ -114,8 +121,8 @@ class Session {
   const std::shared_ptr<Engine> engine_;
   std::atomic<Phase> phase_{Phase::kOpen};
   AcquireLedger acquires_;
-  std::shared_ptr<SlabGate> slabs_;
   mutable Mutex mutex_;
+  std::shared_ptr<SlabGate> slabs_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<StagingArea> staging_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<NoticeQueue> notices_ ABSL_GUARDED_BY(mutex_);
   std::unordered_map<storage::LeaseId, size_t> joined_ ABSL_GUARDED_BY(mutex_);

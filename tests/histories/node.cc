@@ -158,7 +158,8 @@ server::CallContext Node::ContextOf(int tenant) {
 void Node::NotifySlabGone(uint32_t slab) {
   if (sessions == nullptr) return;
   for (const auto& session : sessions->List()) {
-    if (session->slabs() != nullptr && !session->slabs()->Forget(slab)) continue;
+    const auto slabs = session->slabs();
+    if (slabs != nullptr && !slabs->Forget(slab)) continue;
     const auto notices = session->notices();
     if (notices != nullptr && !notices->AddSlabGone(slab)) metrics.notices_dropped.Add();
   }
