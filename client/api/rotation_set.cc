@@ -45,6 +45,27 @@ absl::Status CheckInverse(const std::string& what, const float* matrix, const fl
   return absl::OkStatus();
 }
 
+// Checks the diagonal of each matrix [dim, dim] of `feedback`, which must be weights above 0 or
+// zeros (kernels::RowTransform::feedback).
+absl::Status CheckWeights(const std::string& name, const std::vector<float>& feedback, int dim) {
+  const size_t item = static_cast<size_t>(dim) * dim;
+  for (size_t matrix = 0; matrix * item < feedback.size(); ++matrix) {
+    const float* const values = &feedback[matrix * item];
+    int positive = 0, zeros = 0;
+    for (int i = 0; i < dim; ++i) {
+      const float weight = values[static_cast<size_t>(i) * (dim + 1)];
+      positive += weight > 0 ? 1 : 0;
+      zeros += weight == 0 ? 1 : 0;
+    }
+    if (positive == dim || zeros == dim) continue;
+    return absl::InvalidArgumentError(
+        name + ", matrix " + std::to_string(matrix) + ", has " + std::to_string(positive) +
+        " weights above 0 and " + std::to_string(zeros) + " zeros on its diagonal of " +
+        std::to_string(dim) + "; all must be above 0, or all 0. Calibrate again");
+  }
+  return absl::OkStatus();
+}
+
 // Returns mean [heads, blocks, dim] times rotation [heads, dim, dim].
 std::vector<float> Rotate(const std::vector<float>& mean, const std::vector<float>& rotation,
                           int blocks, int dim) {
@@ -179,6 +200,8 @@ absl::StatusOr<RotationSet> RotationSet::Of(const std::string& name, Arrays arra
   CRUMB_RETURN_IF_ERROR(CheckArray("attention_error", arrays.attention_error, matrices));
   CRUMB_RETURN_IF_ERROR(CheckRotations("k", arrays.rotation_k, arrays.dual_k, arrays.head_dim));
   CRUMB_RETURN_IF_ERROR(CheckRotations("v", arrays.rotation_v, arrays.dual_v, arrays.head_dim));
+  CRUMB_RETURN_IF_ERROR(CheckWeights("feedback_k", arrays.feedback_k, arrays.head_dim));
+  CRUMB_RETURN_IF_ERROR(CheckWeights("feedback_v", arrays.feedback_v, arrays.head_dim));
   return Make(name, std::move(arrays));
 }
 
@@ -200,11 +223,13 @@ absl::StatusOr<RotationSet> RotationSet::FromFile(const RotationFile& file,
                 .feedback_v = file.feedback_v,
                 .shift = file.shift,
                 .attention_error = file.attention_error};
-  CRUMB_ASSIGN_OR_RETURN(
-      const RotationSet checked,
+  const absl::StatusOr<RotationSet> checked =
       Of(path + ", " + file.method + " for " + (file.model.empty() ? "any model" : file.model),
-         std::move(arrays)));
-  auto data = std::make_shared<Data>(*checked.data_);
+         std::move(arrays));
+  if (!checked.ok()) {
+    return absl::InvalidArgumentError(path + ": " + std::string(checked.status().message()));
+  }
+  auto data = std::make_shared<Data>(*checked->data_);
   HexDecode(RotationDigest(file), data->digest);
   return RotationSet(std::move(data));
 }

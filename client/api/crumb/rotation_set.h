@@ -54,8 +54,8 @@ class RotationSet {
   static absl::StatusOr<RotationSet> Hadamard(int head_dim);
 
   // The digest covers `name`, which is otherwise for people, and all arrays except attention_error.
-  // kInvalidArgument: an array has the wrong size, a value is not finite, or a rotation times
-  // the transpose of its dual is not the identity to within 1e-3.
+  // kInvalidArgument: an array of the wrong size, a value that is not finite, a dual that does not
+  // invert its rotation to within 1e-3, or a feedback diagonal that is neither all > 0 nor all 0.
   static absl::StatusOr<RotationSet> Of(const std::string& name, Arrays arrays);
 
   // Returns the contents of a rotation file, with the file's digest. Error messages refer to the

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "common/rotation_file.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
 namespace crumb::client {
@@ -137,6 +138,37 @@ TEST(RotationSetTest, RefusesADualThatIsNoInverse) {
   EXPECT_EQ(message(arrays), "dual_k has 3 values, its shape needs 4");
 }
 
+// A metric with weights of both signs, or with some weights missing, has no Cholesky factor, and
+// rows that are rounded in it are wrong.
+TEST(RotationSetTest, RefusesFeedbackWhoseWeightsAreNoMetric) {
+  const auto status = [](const std::vector<float>& feedback, bool of_keys) {
+    RotationSet::Arrays arrays;
+    arrays.layers = 2;
+    arrays.head_dim = 2;
+    (of_keys ? arrays.feedback_k : arrays.feedback_v) = feedback;
+    return RotationSet::Of("x", std::move(arrays)).status();
+  };
+  // Each matrix may have weights or none.
+  EXPECT_TRUE(status({0.0f, 0.5f, 0.0f, 0.0f, 1e-30f, -0.5f, 0.0f, 2.0f}, true).ok());
+  const std::vector<float> one_is_zero = {0.0f, 0.5f, 0.0f, 0.0f, 1.0f, 0.5f, 0.0f, 0.0f};
+  const std::vector<float> one_is_negative = {1.0f, 0.5f, 0.0f, -2.0f, 0.0f, 0.5f, 0.0f, 0.0f};
+  for (const bool of_keys : {true, false}) {
+    const std::string name = of_keys ? "feedback_k" : "feedback_v";
+    absl::Status refused = status(one_is_zero, of_keys);
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(refused.message(),
+              name +
+                  ", matrix 1, has 1 weights above 0 and 1 zeros on its diagonal of 2; all must "
+                  "be above 0, or all 0. Calibrate again");
+    refused = status(one_is_negative, of_keys);
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(refused.message(),
+              name +
+                  ", matrix 0, has 1 weights above 0 and 0 zeros on its diagonal of 2; all must "
+                  "be above 0, or all 0. Calibrate again");
+  }
+}
+
 TEST(RotationSetTest, TheExpectedAttentionErrorIsOfTheRequestedTiles) {
   RotationSet::Arrays arrays = Identities(2, 2, 64);
   const TileRange all{{0, 2}, {0, 2}};
@@ -178,6 +210,19 @@ TEST(RotationSetTest, AFileOfAnotherGeometryIsNamedWithBothGeometries) {
   EXPECT_EQ(set->CheckFits(3, 8, 16, 128).message(),
             "rotations 'dir/big.rotation, oscar for big' are for 2 layers, any number of KV heads, "
             "head_dim 64; the model has layers 3, KV heads 8, query heads 16, head_dim 128");
+}
+
+TEST(RotationSetTest, AFileThatIsRefusedIsNamed) {
+  RotationFile file;
+  file.method = "crumb";
+  file.layers = 1;
+  file.kv_heads = 1;
+  file.head_dim = 2;
+  file.feedback_k = {1.0f, 0.5f, 0.0f, 0.0f};
+  const absl::Status status = RotationSet::FromFile(file, "dir/wrong.rotation").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              testing::StartsWith("dir/wrong.rotation: feedback_k, matrix 0, has"));
 }
 
 TEST(RotationSetTest, MeansAreRotated) {
