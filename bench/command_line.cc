@@ -251,13 +251,13 @@ class Grammar {
         ->required()
         ->check(CLI::ExistingFile);
     sub->add_option("--calibration-text", quality_->calibration_texts,
-                    "other text files, for oscar and crumb")
+                    "other text files, for methods that are calibrated")
         ->check(CLI::ExistingFile);
     sub->add_option("--methods", quality_->methods, "methods to compare")
         ->delimiter(',')
-        ->check(
-            CLI::IsMember({"bf16", "naive", "hadamard", "kivi", "turboquant3", "turboquant3-mse",
-                           "int4-hadamard", "oscar", "crumb", "crumb-context"}))
+        ->check(CLI::IsMember({"bf16", "naive", "hadamard", "kivi", "turboquant3",
+                               "turboquant3-mse", "int4-hadamard", "kvarn", "block-gtq", "optr",
+                               "optr-mean", "oscar", "crumb", "crumb-context"}))
         ->capture_default_str();
     sub->add_option("--rotation", quality_->rotations, "rotation files to compare as well")
         ->check(CLI::ExistingFile);

@@ -7,6 +7,9 @@
 #include <utility>
 
 #include "bench/quality_cuda/device_attention.h"
+#include "bench/quality_methods/block_gtq.h"
+#include "bench/quality_methods/kvarn.h"
+#include "bench/quality_methods/optr.h"
 #include "bench/quality_methods/paged_cache.h"
 #include "bench/quality_methods/window_codecs.h"
 #include "calibration/calibrator.h"
@@ -24,6 +27,7 @@ constexpr int kGroupSizeMax = 128;
 std::shared_ptr<const WindowCodec> CodecNamed(const std::string& name, int head_dim) {
   if (name == "kivi") return std::make_shared<Kivi>(head_dim);
   if (name == "int4-hadamard") return std::make_shared<Int4Hadamard>(head_dim);
+  if (name == "kvarn") return std::make_shared<Kvarn>(head_dim);
   if (name == "turboquant3") {
     return std::make_shared<TurboQuant>(head_dim, TurboQuant::Keys::kProduct);
   }
@@ -33,12 +37,36 @@ std::shared_ptr<const WindowCodec> CodecNamed(const std::string& name, int head_
   return nullptr;
 }
 
-// Returns the bits per element that the codec stores for one window.
-double BitsOf(const WindowCodec& codec, int head_dim) {
-  const WindowRows rows = WindowRows::Random(kStepTokens, head_dim);
-  const size_t bytes = codec.Encode(kernels::TilePart::kKey, rows).size() +
-                       codec.Encode(kernels::TilePart::kValue, rows).size();
-  return 8.0 * static_cast<double>(bytes) / (2.0 * kStepTokens * head_dim);
+// Returns the bits per element that codecs store for one window, on average.
+double BitsOf(const std::vector<std::shared_ptr<const WindowCodec>>& codecs, int head_dim) {
+  double bytes = 0.0, elements = 0.0;
+  for (const auto& codec : codecs) {
+    const WindowRows rows = WindowRows::Random(codec->window_tokens(), head_dim);
+    bytes += static_cast<double>(codec->Encode(kernels::TilePart::kKey, rows).size() +
+                                 codec->Encode(kernels::TilePart::kValue, rows).size());
+    elements += 2.0 * static_cast<double>(rows.size());
+  }
+  return 8.0 * bytes / elements;
+}
+
+// Block-GTQ's K2V2: bits per channel on average and their bounds per RoPE block, as the authors
+// have them.
+constexpr int kGtqBits = 2;
+constexpr int kGtqBitsMin = 1;
+constexpr int kGtqBitsMax = 8;
+
+// Returns W_o,h' W_o,h / hidden size of every query head of a layer.
+absl::StatusOr<std::vector<Eigen::MatrixXf>> GramsOf(const tools::AttentionWeights& weights,
+                                                     int layer) {
+  CRUMB_ASSIGN_OR_RETURN(const auto projection, weights.OutputProjection(layer));
+  CRUMB_ASSIGN_OR_RETURN(const auto linear, projection.Decode());
+  const int dim = weights.head_dim();
+  std::vector<Eigen::MatrixXf> grams;
+  for (int head = 0; head < weights.q_heads(); ++head) {
+    const auto columns = linear.values.middleCols(head * dim, dim);
+    grams.emplace_back(columns.transpose() * columns / static_cast<float>(linear.values.rows()));
+  }
+  return grams;
 }
 
 }  // namespace
@@ -69,24 +97,62 @@ absl::StatusOr<QualityMethod> QualityMethodSet::Named(const std::string& name) {
     CRUMB_ASSIGN_OR_RETURN(const RotationFile file, CalibrateFor(kernels::Method::kCrumb, tokens));
     return Int2(name, file);
   }
-  auto codec = CodecNamed(name, model_.head_dim);
-  if (codec == nullptr) {
-    return absl::InvalidArgumentError(
-        fmt::format("no method is called {}; there are bf16, naive, hadamard, kivi, turboquant3, "
-                    "turboquant3-mse, int4-hadamard, oscar, crumb and crumb-context",
-                    name));
-  }
   PagedCacheOptions pages;
-  pages.codec = std::move(codec);
+  if (name == "block-gtq") {
+    CRUMB_ASSIGN_OR_RETURN(pages.codecs, BlockGtqCodecs());
+  } else if (name == "optr" || name == "optr-mean") {
+    CRUMB_ASSIGN_OR_RETURN(pages.codecs, OptrCodecs(name == "optr"));
+  } else if (auto codec = CodecNamed(name, model_.head_dim)) {
+    pages.codecs.push_back(std::move(codec));
+  } else {
+    return absl::InvalidArgumentError(fmt::format(
+        "no method is called {}; there are bf16, naive, hadamard, kivi, turboquant3, "
+        "turboquant3-mse, int4-hadamard, kvarn, block-gtq, optr, optr-mean, oscar, crumb and "
+        "crumb-context",
+        name));
+  }
   return OfPages(name, std::move(pages));
 }
 
-absl::StatusOr<QualityMethod> QualityMethodSet::Oscar(float clip_k, float clip_v) {
-  if (oscar_ == nullptr) {
-    CRUMB_ASSIGN_OR_RETURN(RotationFile file,
-                           CalibrateFor(kernels::Method::kOscar, options_.calibration_context));
-    oscar_ = std::make_unique<RotationFile>(std::move(file));
+absl::StatusOr<std::vector<std::shared_ptr<const WindowCodec>>> QualityMethodSet::BlockGtqCodecs()
+    const {
+  CRUMB_ASSIGN_OR_RETURN(const auto source, CalibrationSource(options_.calibration_context));
+  CRUMB_ASSIGN_OR_RETURN(const auto energies, BlockEnergies(*source));
+  std::vector<std::shared_ptr<const WindowCodec>> codecs;
+  SphereCodebooks codebooks;
+  for (const std::vector<double>& energy : energies) {
+    const int budget = kGtqBits * static_cast<int>(energy.size());
+    codecs.push_back(std::make_shared<BlockGtq>(
+        AllocateBits(energy, budget, kGtqBitsMin, kGtqBitsMax), kGtqBits, codebooks));
   }
+  return codecs;
+}
+
+absl::StatusOr<std::vector<std::shared_ptr<const WindowCodec>>> QualityMethodSet::OptrCodecs(
+    bool learn) {
+  CRUMB_RETURN_IF_ERROR(CalibrateOscar());
+  CRUMB_ASSIGN_OR_RETURN(const auto source, CalibrationSource(context_));
+  CRUMB_ASSIGN_OR_RETURN(const auto weights, tools::AttentionWeights::Open(options_.model));
+  OptrOptions options;
+  if (!learn) options.steps = 0;
+  return LearnOptr(
+      *source, *oscar_, [&](int layer) { return GramsOf(*weights, layer); },
+      [&](int count, const std::function<void(int)>& body) {
+        source->pool().ParallelFor(count, body);
+      },
+      options);
+}
+
+absl::Status QualityMethodSet::CalibrateOscar() {
+  if (oscar_ != nullptr) return absl::OkStatus();
+  CRUMB_ASSIGN_OR_RETURN(RotationFile file,
+                         CalibrateFor(kernels::Method::kOscar, options_.calibration_context));
+  oscar_ = std::make_unique<RotationFile>(std::move(file));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<QualityMethod> QualityMethodSet::Oscar(float clip_k, float clip_v) {
+  CRUMB_RETURN_IF_ERROR(CalibrateOscar());
   RotationFile file = *oscar_;
   file.clip_k = clip_k;
   file.clip_v = clip_v;
@@ -98,17 +164,22 @@ absl::StatusOr<QualityMethod> QualityMethodSet::FromRotationFile(const std::stri
   return Int2(std::filesystem::path(path).filename().string(), file);
 }
 
+absl::StatusOr<std::unique_ptr<tools::ModelActivations>> QualityMethodSet::CalibrationSource(
+    int sequence_tokens) const {
+  if (options_.calibration_texts.empty()) {
+    return absl::InvalidArgumentError(
+        "the methods oscar, crumb, block-gtq and optr need calibration text: --calibration-text");
+  }
+  return tools::ModelActivations::Open({.model = options_.model,
+                                        .texts = options_.calibration_texts,
+                                        .context = sequence_tokens,
+                                        .tokens = options_.calibration_tokens,
+                                        .threads = options_.threads});
+}
+
 absl::StatusOr<RotationFile> QualityMethodSet::CalibrateFor(kernels::Method method,
                                                             int sequence_tokens) const {
-  if (options_.calibration_texts.empty()) {
-    return absl::InvalidArgumentError("the methods oscar and crumb need calibration text");
-  }
-  CRUMB_ASSIGN_OR_RETURN(const auto source,
-                         tools::ModelActivations::Open({.model = options_.model,
-                                                        .texts = options_.calibration_texts,
-                                                        .context = sequence_tokens,
-                                                        .tokens = options_.calibration_tokens,
-                                                        .threads = options_.threads}));
+  CRUMB_ASSIGN_OR_RETURN(const auto source, CalibrationSource(sequence_tokens));
   auto calibration = calibration::DefaultCalibration(method);
   calibration.positions = context_;
   if (method == kernels::Method::kCrumb) {
@@ -197,8 +268,8 @@ absl::StatusOr<QualityMethod> QualityMethodSet::OfPages(const std::string& name,
   if (device_attend_) pages.attend = device_attend_;
   QualityMethod method{.name = name, .clip_k = pages.clip_k, .clip_v = pages.clip_v, .begin = {}};
   const kernels::TileShape shape = WorkerFor().tile_shape();
-  method.bits = pages.codec != nullptr ? BitsOf(*pages.codec, model_.head_dim)
-                : pages.int2           ? 16.0 * static_cast<double>(shape.int2_bytes()) /
+  method.bits = !pages.codecs.empty() ? BitsOf(pages.codecs, model_.head_dim)
+                : pages.int2          ? 16.0 * static_cast<double>(shape.int2_bytes()) /
                                    static_cast<double>(shape.bf16_bytes())
                              : 16.0;
   auto decode = std::make_shared<const PagedCacheOptions>(pages);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "bench/quality_methods/paged_cache.h"
@@ -14,6 +15,7 @@
 #include "common/rotation_file.h"
 #include "crumb/worker_options.h"
 #include "models/config.h"
+#include "tools/activations.h"
 
 namespace crumb::bench {
 
@@ -52,6 +54,12 @@ class QualityMethodSet {
   QualityMethodSet(const QualityOptions& options, const models::ModelConfig& model, int context)
       : options_(options), model_(model), context_(context) {}
 
+  absl::StatusOr<std::unique_ptr<tools::ModelActivations>> CalibrationSource(
+      int sequence_tokens) const;
+  absl::Status CalibrateOscar();
+  absl::StatusOr<std::vector<std::shared_ptr<const WindowCodec>>> BlockGtqCodecs() const;
+  // OptR, or if not `learn` its key means with OSCAR's rotations.
+  absl::StatusOr<std::vector<std::shared_ptr<const WindowCodec>>> OptrCodecs(bool learn);
   absl::StatusOr<RotationFile> CalibrateFor(kernels::Method method, int sequence_tokens) const;
   absl::StatusOr<QualityMethod> Bf16() const;
   absl::StatusOr<QualityMethod> Naive() const;
@@ -64,8 +72,8 @@ class QualityMethodSet {
   const QualityOptions& options_;
   const models::ModelConfig model_;
   const int context_;
-  std::unique_ptr<RotationFile> oscar_;
-  AttentionBackend device_attend_;  // null: attention runs on the CPU
+  std::unique_ptr<RotationFile> oscar_;  // null until a method needs it
+  AttentionBackend device_attend_;       // null: attention runs on the CPU
 };
 
 }  // namespace crumb::bench

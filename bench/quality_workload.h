@@ -22,7 +22,9 @@
 //                  `oscar-best-clip` has clips that are chosen on calibration text
 //   crumb          rotation per KV head, means by position, feedback, rescale, mass shift
 //   crumb-context  crumb, calibrated on sequences as long as the largest context
-//   kivi, turboquant3, turboquant3-mse, int4-hadamard: published methods (bench/quality_methods/)
+//   kivi, turboquant3, turboquant3-mse, int4-hadamard, kvarn, block-gtq, optr: published methods
+//                  (bench/quality_methods/); block-gtq and optr are calibrated on the same text
+//   optr-mean      oscar with keys about their mean: optr with the rotations that it begins with
 //
 // The methods from naive to crumb run through a client::Worker, with real pages and attention. The
 // others store their own bytes, and attention reads the BF16 rows that are decoded from them.
@@ -31,7 +33,7 @@ namespace crumb::bench {
 struct QualityOptions {
   std::string model;                           // HF directory: Llama, Qwen2, Qwen3
   std::vector<std::string> texts;              // evaluated texts
-  std::vector<std::string> calibration_texts;  // other texts, for oscar and crumb
+  std::vector<std::string> calibration_texts;  // other texts, for calibration
   std::vector<std::string> methods = {"bf16",        "naive",         "hadamard", "kivi",
                                       "turboquant3", "int4-hadamard", "oscar",    "crumb"};
   std::vector<std::string> rotations;  // rotation files to compare as well

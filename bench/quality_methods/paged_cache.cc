@@ -87,9 +87,11 @@ absl::Status PagedCache::Append(int layer, int tokens, const Bf16* k, const Bf16
 }
 
 void PagedCache::StoreWindows(int layer, int history_end) {
-  for (int& page = stored_[layer]; (page + 2) * kPageTokens <= history_end; ++page) {
+  const std::vector<std::shared_ptr<const WindowCodec>>& codecs = options_.codecs;
+  const int pages = codecs.empty() ? 1 : codecs.front()->window_tokens() / kPageTokens;
+  for (int& page = stored_[layer]; (page + 1 + pages) * kPageTokens <= history_end; page += pages) {
     for (int head = 0; head < options_.model.kv_heads; ++head) {
-      if (options_.codec != nullptr) StoreRows(layer, head, page);
+      if (!codecs.empty()) StoreRows(layer, head, page);
       if (options_.int2) StoreTile(layer, head, page);
     }
   }
@@ -97,15 +99,18 @@ void PagedCache::StoreWindows(int layer, int history_end) {
 
 void PagedCache::StoreRows(int layer, int head, int page) {
   const int dim = options_.model.head_dim;
+  const size_t item = size_t{1} * layer * options_.model.kv_heads + head;
+  const WindowCodec& codec =
+      options_.codecs.size() > 1 ? *options_.codecs[item] : *options_.codecs.front();
   size_t bytes_stored = 0;
   for (const TilePart part : {TilePart::kKey, TilePart::kValue}) {
     Bf16* rows =
         Rows(layer, part == TilePart::kKey ? 0 : 1, head) + int64_t{page + 1} * kPageTokens * dim;
-    WindowRows window(kPageTokens, dim);
+    WindowRows window(codec.window_tokens(), dim);
     for (Eigen::Index i = 0; i < window.size(); ++i) window.data()[i] = Bf16ToFloat(rows[i]);
-    const std::vector<uint8_t> bytes = options_.codec->Encode(part, window);
+    const std::vector<uint8_t> bytes = codec.Encode(part, window);
     bytes_stored += bytes.size();
-    window = options_.codec->Decode(part, bytes, kPageTokens);
+    window = codec.Decode(part, bytes, codec.window_tokens());
     for (Eigen::Index i = 0; i < window.size(); ++i) {
       rows[i] = kernels::Bf16FromFloat(window.data()[i]);
     }

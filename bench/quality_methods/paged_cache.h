@@ -40,9 +40,10 @@ struct PagedCacheOptions {
   models::ModelConfig model;
   int context = 0;        // tokens of a sequence at most
   int prefill_block = 0;  // tokens per block of prefill semantics; 0: decode semantics
-  // The storage of history. With a codec, rows in the model's basis are encoded and decoded again.
-  // Otherwise they become INT2 page tiles by `method` if `int2` is set, or stay BF16 rows.
-  std::shared_ptr<const WindowCodec> codec;
+  // The storage of history. With codecs, rows in the model's basis are encoded and decoded again:
+  // one codec for all, or one for each (layer, KV head), with windows of equal length. Otherwise
+  // rows become INT2 page tiles by `method` if `int2` is set, or stay BF16 rows.
+  std::vector<std::shared_ptr<const WindowCodec>> codecs;
   bool int2 = false;
   kernels::Method method = kernels::Method::kOscar;
   std::vector<std::shared_ptr<const client::RotationSet::Layer>> layers;
@@ -55,7 +56,8 @@ struct PagedCacheOptions {
 
 // A sequence with sink 64, history, and recent 256 to 319 in BF16, for codecs and back ends that a
 // client::Worker does not have. As in client::Sequence, a window of 64 tokens is evicted when there
-// are 320 recent tokens. REQUIRES: a pass does not cross a multiple of 64.
+// are 320 recent tokens; codecs with longer windows store one when all of its tokens are evicted.
+// REQUIRES: a pass does not cross a multiple of 64.
 class PagedCache : public MethodCache {
  public:
   // `options` must outlive the cache.
@@ -69,8 +71,8 @@ class PagedCache : public MethodCache {
   absl::Status Advance(std::span<const int32_t> tokens) override;
   absl::StatusOr<std::unique_ptr<MethodCache>> Fork() const override;
 
-  // Returns the bytes of one window of 64 tokens of one (layer, KV head), K and V together; 0
-  // before the first was stored.
+  // Returns the bytes of the window that was stored last, of one (layer, KV head), K and V
+  // together; 0 before the first was stored. It has 64 tokens, or as many as the codec's windows.
   size_t window_bytes() const { return window_bytes_; }
 
  private:

@@ -129,8 +129,8 @@ WindowRows GaussianMatrix(int dim, uint32_t seed) {
   return matrix;
 }
 
-// Returns a matrix that is uniform over the orthogonal group: the Q of a Gaussian matrix, with
-// signs from the diagonal of R.
+}  // namespace
+
 WindowRows RandomOrthogonal(int dim, uint32_t seed) {
   const Eigen::MatrixXd gaussian = GaussianMatrix(dim, seed).cast<double>();
   const Eigen::HouseholderQR<Eigen::MatrixXd> qr(gaussian);
@@ -149,12 +149,6 @@ uint32_t NearestLevel(const std::vector<double>& levels, double value) {
   return best;
 }
 
-int BitsOf(const std::vector<double>& levels) {
-  return levels.size() == 8 ? kTurboBits : kTurboBits - 1;
-}
-
-}  // namespace
-
 std::vector<double> SphereCodebook(int dim, int bits) {
   std::vector<double> point(kGridPoints), weight(kGridPoints);
   for (int i = 0; i < kGridPoints; ++i) {
@@ -163,7 +157,8 @@ std::vector<double> SphereCodebook(int dim, int bits) {
   }
   const int count = 1 << bits;
   std::vector<double> levels(count);
-  for (int i = 0; i < count; ++i) levels[i] = (2.0 * i + 1.0 - count) / count * 2 / std::sqrt(dim);
+  const double reach = std::min(1.0, 2 / std::sqrt(dim));
+  for (int i = 0; i < count; ++i) levels[i] = (2.0 * i + 1.0 - count) / count * reach;
   for (int round = 0; round < kLloydRounds; ++round) {
     std::vector<double> sum(count, 0.0), mass(count, 0.0);
     int level = 0;
@@ -182,6 +177,14 @@ std::vector<double> SphereCodebook(int dim, int bits) {
   }
   return levels;
 }
+
+namespace {
+
+int BitsOf(const std::vector<double>& levels) {
+  return levels.size() == 8 ? kTurboBits : kTurboBits - 1;
+}
+
+}  // namespace
 
 TurboQuant::TurboQuant(int head_dim, Keys keys)
     : keys_(keys),

@@ -58,13 +58,15 @@ class BitReader {
 // The rows [tokens, head_dim] of one KV head.
 using WindowRows = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-// A published KV cache quantizer, for comparison: it encodes a window of 64 tokens that leaves the
+// A published KV cache quantizer, for comparison: it encodes a window of tokens that leaves the
 // recent window. The bytes contain everything that decoding needs except the method's constants, so
 // their number is the method's storage cost. Written for clarity, not for speed. Immutable, so
 // thread-safe.
 class WindowCodec {
  public:
   virtual ~WindowCodec() = default;
+  // Returns the tokens of a window: a multiple of 64.
+  virtual int window_tokens() const { return 64; }
   // Encodes keys after QK-norm and RoPE, or values.
   virtual std::vector<uint8_t> Encode(kernels::TilePart part, const WindowRows& rows) const = 0;
   // Decodes `tokens` rows from the bytes of Encode for as many rows.
@@ -109,6 +111,13 @@ class Kivi : public WindowCodec {
 // uniformly drawn point of the unit sphere in `dim` dimensions, whose density is (1 - t^2)^((dim -
 // 3) / 2). They are computed by Lloyd's iteration on a fine grid.
 std::vector<double> SphereCodebook(int dim, int bits);
+
+// Returns the index of the level nearest to `value`.
+uint32_t NearestLevel(const std::vector<double>& levels, double value);
+
+// Returns a matrix that is uniform over the orthogonal group: the Q of a Gaussian matrix, with
+// signs from the diagonal of R.
+WindowRows RandomOrthogonal(int dim, uint32_t seed);
 
 // TurboQuant (Zandieh et al., 2025, arXiv 2504.19874) at 3 bits per coordinate. A row is its norm
 // (fp16) and a direction. The direction is rotated by a random orthogonal matrix, and each

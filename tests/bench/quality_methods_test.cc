@@ -235,7 +235,7 @@ TEST_F(PagedCacheTest, CodecsChangeHistoryOnly) {
   exact.model = engine_->config();
   exact.context = static_cast<int>(tokens_.size()) + 1;
   PagedCacheOptions kivi = exact;
-  kivi.codec = std::make_shared<Kivi>(kDim);
+  kivi.codecs = {std::make_shared<Kivi>(kDim)};
   PagedCache plain(exact), coded(kivi);
   const models::Logits expected = Run(plain), found = Run(coded);
   double most = 0.0;
