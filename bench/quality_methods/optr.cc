@@ -101,7 +101,8 @@ void Softmax(WindowRows& logits) {
 }
 
 double Divergence(const WindowRows& from, const WindowRows& to) {
-  constexpr float kLeast = 1e-12f;  // of a probability whose logarithm is taken
+  // The least probability whose logarithm is taken.
+  constexpr float kLeast = 1e-12f;
   const auto logs = from.array().max(kLeast).log() - to.array().max(kLeast).log();
   return (from.array() * logs).cast<double>().sum();
 }
@@ -191,7 +192,7 @@ double ValueLoss(const OptrSequence& sequence, const OptrOutput& output, const W
 
 namespace {
 
-// Adam over the skew matrices A of R exp(A), taken anew at every R. The exponential is the Cayley
+// Adam over the skew matrices A of R exp(A), taken again at every R. The exponential is the Cayley
 // transform, which is orthogonal for every A.
 class SkewAdam {
  public:

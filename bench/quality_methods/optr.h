@@ -24,17 +24,18 @@ namespace crumb::bench {
 struct OptrSequence {
   WindowRows keys;    // [tokens, head_dim], without their mean
   WindowRows values;  // [tokens, head_dim]
-  // Of every query head of the group, the last tokens' rows: [queries, head_dim].
+  // The last tokens' rows of every query head of the group: [queries, head_dim].
   std::vector<WindowRows> queries;
-  // Of every query head, the attention weights of those queries: [queries, tokens]. KeyLoss takes
+  // The attention weights of those queries, for every query head: [queries, tokens]. KeyLoss takes
   // the exact ones, ValueLoss those of the quantized keys.
   std::vector<WindowRows> attention;
 };
 
-// What the losses need of one KV head besides the sequences.
+// The layer's output as the losses of one KV head see it.
 struct OptrOutput {
-  std::vector<Eigen::MatrixXf> grams;  // of every query head, W_o,h' W_o,h / hidden size
-  float logit_scale = 0.0f;            // 1 / sqrt(head_dim)
+  // W_o,h' W_o,h / hidden size, for every query head.
+  std::vector<Eigen::MatrixXf> grams;
+  float logit_scale = 0.0f;  // 1 / sqrt(head_dim)
 };
 
 // Returns the attention weights of one query head; `queries` are those of the last tokens, each of
