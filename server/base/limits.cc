@@ -85,8 +85,8 @@ void Limits::VisitCalls(ConfigVisitor& visitor) {
                 "Calls in progress at once, streams included.");
   visitor.Field(
       "request_bytes_max", request_bytes_max, {.least = kRequestBytesMin},
-      "Memory of requests longer than 8 KiB, until their calls end; those of the streams Put, Get, "
-      "WatchEvents and Session are not counted.");
+      "Memory of requests longer than 8 KiB, until their calls end or, of a Get, its pages are "
+      "leased; those of the streams Put, WatchEvents and Session are not counted.");
   visitor.Field(
       "response_bytes_max", response_bytes_max, {.least = kResponseBytesMin},
       "Bytes of responses longer than 32 KiB that callers have not read yet; Put, Get and "

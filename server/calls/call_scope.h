@@ -30,6 +30,11 @@ struct CallsInProgress {
   TenantBudget response_bytes;  // unary responses that their callers have not read yet
 };
 
+// Bytes of an encoded request that count in limits.request_bytes_max; 0: few.
+inline uint64_t CountedBytes(size_t encoded_bytes) {
+  return encoded_bytes <= kSmallRequestBytesMax ? 0 : encoded_bytes;
+}
+
 // Bytes of a decoded request that count in limits.request_bytes_max; 0: few. Messages of few bytes
 // are bounded by limits.requests_max alone.
 inline uint64_t CountedMemory(const google::protobuf::Message& request, size_t encoded_bytes) {

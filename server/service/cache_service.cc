@@ -20,10 +20,10 @@ v1::WatchEventsRequest Take(const v1::WatchEventsRequest& request) {
 
 }  // namespace
 
-absl::Status CacheService::Admit(CallScope& scope, const Context& call,
-                                 CallContext& context) const {
+absl::Status CacheService::Admit(CallScope& scope, const Context& call, CallContext& context,
+                                 size_t request_bytes) const {
   CRUMB_ASSIGN_OR_RETURN(context.caller, CallerOf(call, context));
-  return scope.Admit(context.caller.name());
+  return scope.Admit(context.caller.name(), CountedBytes(request_bytes));
 }
 
 absl::Status CacheService::Admit(UnaryCall& unary, const Context& call,
@@ -35,7 +35,7 @@ absl::Status CacheService::Admit(UnaryCall& unary, const Context& call,
 grpc::ServerWriteReactor<grpc::ByteBuffer>* CacheService::Get(Context* call, const Bytes* request) {
   auto scope = NewScope(Rpc::kGet);
   CallContext context = context_;
-  const absl::Status admitted = Admit(*scope, *call, context);
+  const absl::Status admitted = Admit(*scope, *call, context, request->Length());
   return StartGet(context, admitted, parts(), std::move(scope), *call, *request);
 }
 

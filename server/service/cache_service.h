@@ -97,9 +97,10 @@ class CacheService final : public RawCacheService {
   grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* Session(Context*) override;
 
  private:
-  // Returns whether a stream may begin: its caller is known, and there is a place for it. `context`
-  // becomes the caller's.
-  absl::Status Admit(CallScope& scope, const Context& call, CallContext& context) const;
+  // Returns whether a stream may begin: its caller is known, and there is a place for it, and room
+  // for a request of so many encoded bytes. `context` becomes the caller's.
+  absl::Status Admit(CallScope& scope, const Context& call, CallContext& context,
+                     size_t request_bytes = 0) const;
   // Returns the same for a unary call, whose request takes room.
   absl::Status Admit(UnaryCall& unary, const Context& call, CallContext& context) const;
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "common/status_macros.h"
 #include "crumb/v1/cache_service.pb.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
@@ -50,13 +51,14 @@ class GetStream : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
                   public std::enable_shared_from_this<GetStream> {
  public:
   GetStream(const CallContext& context, const StreamParts& parts, std::unique_ptr<CallScope> scope,
-            grpc::CallbackServerContext& call)
+            grpc::CallbackServerContext& call, const grpc::ByteBuffer& request)
       : context_(context),
         scope_(std::move(scope)),
         call_(call),
+        request_(request),
         place_(std::in_place, parts.calls.gets, context.caller.name()) {}
 
-  void Start(const absl::Status& admitted, StallWatch& stalls, const grpc::ByteBuffer& bytes) {
+  void Start(const absl::Status& admitted, StallWatch& stalls) {
     self_ = shared_from_this();
     if (!admitted.ok()) return End(admitted);
     if (place_->taken() != TenantBudget::Taken::kYes) {
@@ -65,7 +67,7 @@ class GetStream : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     }
     stalls.Add(weak_from_this());
     RunInTurn(
-        context_, bytes.Length(), [this, &bytes] { Open(bytes); },
+        context_, request_.Length(), [this] { Open(); },
         [this](const absl::Status& refused) { End(refused); });
   }
 
@@ -84,16 +86,25 @@ class GetStream : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   void OnDone() override { self_.reset(); }  // may delete this
 
  private:
-  void Open(const grpc::ByteBuffer& bytes) {
+  // The request counts until its pages are leased.
+  void Open() {
     v1::GetRequest request;
-    const absl::Status decoded = Decode(bytes, request);
+    const absl::Status decoded = DecodeRequest(request);
     if (!decoded.ok()) return End(decoded);
     GetReader::Open(context_, request, DeadlineOf(call_, context_.clock.Now()),
                     [this](absl::StatusOr<std::unique_ptr<GetReader>> reader) {
                       if (!reader.ok()) return End(reader.status());
+                      scope_->EndRequest();
                       reader_ = *std::move(reader);
                       WriteNext();
                     });
+  }
+
+  absl::Status DecodeRequest(v1::GetRequest& request) {
+    const size_t bytes = request_.Length();
+    CRUMB_RETURN_IF_ERROR(Decode(request_, request));
+    const uint64_t counted = CountedMemory(request, bytes);
+    return counted == 0 ? absl::OkStatus() : scope_->CountRequest(context_.caller.name(), counted);
   }
 
   void WriteNext() {
@@ -110,6 +121,8 @@ class GetStream : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   }
 
   void End(const absl::Status& status) {
+    FreeBytes(request_);
+    scope_->EndRequest();
     scope_->SetCode(status.code());
     place_.reset();
     Finish(ToGrpc(status));
@@ -118,6 +131,7 @@ class GetStream : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   const CallContext context_;
   const std::unique_ptr<CallScope> scope_;
   grpc::CallbackServerContext& call_;
+  const grpc::ByteBuffer& request_;  // encoded; gRPC keeps it until OnDone
   // Until the call has its status: gRPC reports later that it is done.
   std::optional<TenantGrant> place_;
   std::shared_ptr<GetReader> reader_;
@@ -135,8 +149,8 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGet(const CallContext& context,
                                                      std::unique_ptr<CallScope> scope,
                                                      grpc::CallbackServerContext& call,
                                                      const grpc::ByteBuffer& request) {
-  const auto stream = std::make_shared<GetStream>(context, parts, std::move(scope), call);
-  stream->Start(admitted, parts.stalls, request);
+  const auto stream = std::make_shared<GetStream>(context, parts, std::move(scope), call, request);
+  stream->Start(admitted, parts.stalls);
   return stream.get();
 }
 

@@ -39,7 +39,7 @@ UnaryCall::UnaryCall(const CallContext& context, const StreamParts& parts, Rpc r
 
 absl::Status UnaryCall::Admit(const std::string& tenant) {
   tenant_ = tenant;
-  return scope_->Admit(tenant, request_bytes_ <= kSmallRequestBytesMax ? 0 : request_bytes_);
+  return scope_->Admit(tenant, CountedBytes(request_bytes_));
 }
 
 absl::Status UnaryCall::Decode() {

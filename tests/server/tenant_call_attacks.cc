@@ -21,10 +21,10 @@ constexpr int kFirstOfMany = 8'000'000;
 // Lookups at once: more than crumbd and gRPC have threads.
 constexpr int kCallers = 32;
 
-// Stores as many pages of one tile as a call may name.
-void StoreManyPages(const Attacker& a) {
+// Stores pages of one tile, by default as many as a call may name. REQUIRES: 512 divides `count`.
+void StoreManyPages(const Attacker& a, int count = kManyPages) {
   constexpr int kPart = 512;
-  for (int first = kFirstOfMany; first < kFirstOfMany + kManyPages; first += kPart) {
+  for (int first = kFirstOfMany; first < kFirstOfMany + count; first += kPart) {
     std::vector<std::vector<std::byte>> fragments;
     for (int page = first; page < first + kPart; ++page) {
       fragments.push_back(a.session.Fragment(TestClient::Key(page), 1, {{0, 1}, {0, 1}}));
@@ -35,10 +35,10 @@ void StoreManyPages(const Attacker& a) {
 }
 
 template <typename Request>
-Request OfManyPages(const Attacker& a) {
+Request OfManyPages(const Attacker& a, int count = kManyPages) {
   Request request;
   request.set_keyspace(a.session.keyspace().keyspace());
-  request.set_keys(TestClient::Keys(kFirstOfMany, kManyPages));
+  request.set_keys(TestClient::Keys(kFirstOfMany, count));
   if constexpr (requires { request.mutable_range(); }) {
     request.mutable_range()->set_layer_end(1);
     request.mutable_range()->set_head_end(1);
@@ -66,19 +66,36 @@ void FloodLookups(const Attacker& a) {
   }
 }
 
-void FloodGets(const Attacker& a) {
-  StoreManyPages(a);
-  const auto request = OfManyPages<v1::GetRequest>(a);
-  for (int caller = 0; caller < kFloodThreads; ++caller) {
+void FloodGets(const Attacker& a, int callers, const v1::GetRequest& request) {
+  for (int caller = 0; caller < callers; ++caller) {
     a.attack.kept.push_back(std::make_shared<Flood>(1, [request, stub = OwnStub(a)] {
       const auto context = TwoTenants::Context("a");
       const auto stream = stub->Get(context.get(), request);
       v1::GetResponse part;
       while (stream->Read(&part)) {
       }
-      stream->Finish().error_code();
+      if (stream->Finish().ok()) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
     }));
   }
+}
+
+void FloodGetsOfManyPages(const Attacker& a) {
+  StoreManyPages(a);
+  FloodGets(a, kFloodThreads, OfManyPages<v1::GetRequest>(a));
+}
+
+// Gets with 3 MiB of a field that crumbd does not know. Three of them are more than a tenant's part
+// of the least budget.
+void FloodLongGets(const Attacker& a) {
+  constexpr int kPages = 512;
+  constexpr int kLongCallers = 8;
+  constexpr int kUnknownField = 1'000;
+  StoreManyPages(a, kPages);
+  v1::GetRequest request = OfManyPages<v1::GetRequest>(a, kPages);
+  request.GetReflection()->MutableUnknownFields(&request)->AddLengthDelimited(
+      kUnknownField, std::string(3 << 20, 'x'));
+  FloodGets(a, kLongCallers, request);
 }
 
 void FloodAcquires(const Attacker& a) {
@@ -169,7 +186,7 @@ void MakeRoom(Options& options) {
 std::vector<BudgetRow> CallBudgetRows() {
   return {
       {"lookups", "", FloodLookups, MakeRoom},
-      {"gets_of_many_pages", "", FloodGets, MakeRoom},
+      {"gets_of_many_pages", "", FloodGetsOfManyPages, MakeRoom},
       {"acquires_of_many_pages", "", FloodAcquires, MakeRoom},
       {"large_calls", Rejected("large_calls"), FloodLookups,
        [](Options& options) {
@@ -178,6 +195,11 @@ std::vector<BudgetRow> CallBudgetRows() {
        }},
       // Requests that wait for a thread; each has 512 KiB.
       {"request_bytes", Rejected("request_bytes"), FloodLookups,
+       [](Options& options) {
+         MakeRoom(options);
+         options.limits.request_bytes_max = ByteSize{16 << 20};
+       }},
+      {"request_bytes_of_gets", Rejected("request_bytes"), FloodLongGets,
        [](Options& options) {
          MakeRoom(options);
          options.limits.request_bytes_max = ByteSize{16 << 20};
