@@ -35,6 +35,8 @@ extern "C" {
 #define CRUMB_PAGE_TOKENS 64
 #define CRUMB_KEY_BYTES 32
 
+/* A result of a function: CRUMB_OK, or why it failed. The values are those of gRPC's status codes;
+ * a code of gRPC's without a name here may be returned too. */
 typedef int32_t crumb_code;
 #define CRUMB_OK 0
 #define CRUMB_INVALID_ARGUMENT 3   /* the caller's mistake */
@@ -56,13 +58,17 @@ typedef int32_t crumb_code;
  * version 8 page keys that continue a sequence, version 9 transfers of FP8 caches, sliding windows
  * and sink logits. */
 CRUMB_API uint32_t crumb_abi_version(void);
-/* Returns the text of this thread's last error, or "". Valid until the thread's next call. */
+/* Returns the text of this thread's last error, or "". Valid until the thread's next call. A
+ * success does not clear the text. A NULL handle returns CRUMB_INVALID_ARGUMENT without a text of
+ * its own. */
 CRUMB_API const char* crumb_message(void);
 
 /* -- Client: a process's connection to crumbd ------------------------------------------------- */
 
 typedef struct crumb_client crumb_client;
 
+/* How the process reaches crumbd. Only one of socket_dir and address is used: address, if it is
+ * set. */
 typedef struct crumb_client_options {
   size_t size;
   const char* socket_dir;   /* NULL: /run/crumb */
@@ -82,15 +88,21 @@ typedef struct crumb_client_options {
   const char* token; /* identifies the tenant; NULL: none */
 } crumb_client_options;
 
-/* Makes one attempt to connect, which need not succeed; see crumb_client_connected. */
+/* Makes one attempt to connect, which need not succeed; see crumb_client_connected. A thread
+ * continues to try in the background, and a call without connection returns CRUMB_UNAVAILABLE at
+ * once. Open the client after a fork: a child of a process that has a connection gets none. */
 CRUMB_API crumb_code crumb_client_open(const crumb_client_options* options, crumb_client** out);
-/* Workers and sequences that use the client keep it alive. `client` may be NULL. */
+/* Workers and sequences that use the client keep it alive. `client` may be NULL. The handle is
+ * invalid afterwards. */
 CRUMB_API void crumb_client_close(crumb_client* client);
+/* Returns 1 if there is a connection now, else 0; 0 for NULL. A call may still fail. */
 CRUMB_API int crumb_client_connected(crumb_client* client);
 /* CRUMB_UNAVAILABLE: there is no connection within the time. */
 CRUMB_API crumb_code crumb_client_wait_connected(crumb_client* client, uint32_t timeout_ms);
 /* Blocks until every page that was committed before is durable. The message of an error says how
- * many pages are not durable, and why. `durable_pages` may be NULL. */
+ * many pages are not durable, and why. `durable_pages` may be NULL. CRUMB_UNAVAILABLE: crumbd has
+ * no SSD tier that takes pages; CRUMB_RESOURCE_EXHAUSTED: the tier has no room; CRUMB_DATA_LOSS:
+ * pages left memory before they were written. */
 CRUMB_API crumb_code crumb_client_flush(crumb_client* client, uint32_t timeout_ms,
                                         uint64_t* durable_pages);
 
@@ -99,12 +111,15 @@ typedef void (*crumb_stat_receiver)(void* context, const char* name, const char*
 
 /* Since version 3. Reads crumbd's present statistics and passes each value to `receiver`: version,
  * node_id, uptime_seconds, sessions, leases, reservations, keyspaces; tier.NAME.pages and so on;
- * lookup_tokens.NAME; and crumbd's counters by their names. */
+ * lookup_tokens.NAME; and crumbd's counters by their names. `receiver` is called on this thread,
+ * before the function returns. */
 CRUMB_API crumb_code crumb_client_read_stats(crumb_client* client, crumb_stat_receiver receiver,
                                              void* context);
 
 /* -- Pages by key: for engines that keep their own KV cache ----------------------------------- */
 
+/* Everything that two pages must have in common to be interchangeable. Field names and values are
+ * compared byte by byte; the geometry determines the size of tiles. */
 typedef struct crumb_keyspace_spec {
   size_t size;
   const char* const* names; /* [fields], see docs/formats/keyspace.md */
@@ -117,6 +132,9 @@ typedef struct crumb_keyspace_spec {
   const char* tenant; /* NULL: the default tenant */
 } crumb_keyspace_spec;
 
+/* A keyspace that crumbd has opened. Pages are written with its id and generation; a higher
+ * generation than before means that all pages were dropped. The struct has no `size`: it does not
+ * grow. */
 typedef struct crumb_keyspace {
   uint8_t id[CRUMB_KEY_BYTES];
   uint64_t generation;
@@ -125,13 +143,17 @@ typedef struct crumb_keyspace {
   uint32_t serves_bf16_only; /* 1: INT2 pages are switched off */
 } crumb_keyspace;
 
+/* Opens the keyspace, and creates it if crumbd does not know it. Equal specs return equal ids. */
 CRUMB_API crumb_code crumb_keyspace_open(crumb_client* client, const crumb_keyspace_spec* spec,
                                          uint32_t timeout_ms, crumb_keyspace* out);
 
-/* Computes the keys of the full pages of a sequence. keyspace [32]; keys [token_count / 64, 32] */
+/* Computes the keys of the full pages of a sequence. keyspace [32]; keys [token_count / 64, 32] A
+ * key covers all tokens from the first one on; tokens behind the last full page have no key. Needs
+ * no client. */
 CRUMB_API crumb_code crumb_page_keys(const uint8_t* keyspace, const int32_t* tokens,
                                      size_t token_count, uint8_t* keys);
-/* Computes the key of a page that the engine identifies by other bytes. key [32] */
+/* Computes the key of a page that the engine identifies by other bytes. key [32]. It depends on no
+ * other page: the engine decides which pages belong together. */
 CRUMB_API crumb_code crumb_foreign_key(const uint8_t* keyspace, const void* name, size_t name_bytes,
                                        uint8_t* key);
 
@@ -156,7 +178,8 @@ typedef int32_t crumb_miss;
 #define CRUMB_TIER_REMOTE 4
 
 /* Returns the number of leading pages that are cached. keys [pages, 32]; tiers [pages] of the hits,
- * or NULL; `reason` says why the first page behind the hits is a miss, or NULL. */
+ * or NULL; `reason` says why the first page behind the hits is a miss, or NULL. A miss is a result,
+ * not an error. Leases nothing: a page may be evicted before it is read. */
 CRUMB_API crumb_code crumb_lookup(crumb_client* client, const uint8_t* keyspace,
                                   const uint8_t* keys, size_t pages, size_t* hits, int32_t* tiers,
                                   crumb_miss* reason);
@@ -177,7 +200,10 @@ typedef struct crumb_fragment {
  * than 0 ends the get. */
 typedef int (*crumb_receiver)(void* context, size_t page, const crumb_fragment* fragment);
 
-/* Reads the pages up to the first miss; key, keyspace and checksums of each are verified. */
+/* Reads the pages up to the first miss; key, keyspace and checksums of each are verified. Blocks
+ * for `timeout_ms` at most. `receiver` is called on this thread, fragment by fragment; a page has
+ * several if several ranks wrote it. `reason` may be NULL. CRUMB_ABORTED: the receiver ended the
+ * get. */
 CRUMB_API crumb_code crumb_get(crumb_client* client, const uint8_t* keyspace, const uint8_t* keys,
                                size_t pages, uint32_t timeout_ms, crumb_receiver receiver,
                                void* context, crumb_miss* reason);
@@ -188,7 +214,10 @@ CRUMB_API crumb_code crumb_get(crumb_client* client, const uint8_t* keyspace, co
 #define CRUMB_PUT_REFUSED 3      /* the key, size or generation is wrong */
 #define CRUMB_PUT_NO_ROOM 4
 
-/* Writes fragments, whose checksums it computes. outcomes [count] CRUMB_PUT_*. */
+/* Writes fragments, whose checksums it computes. outcomes [count] CRUMB_PUT_*. Tiles are copied
+ * before the function returns. The size of `tiles` is the number of tiles times the keyspace's tile
+ * size of the format; CRUMB_INVALID_ARGUMENT: it is not, or the format is neither 1 nor 2, and
+ * nothing was sent. Refused fragments do not affect the others. */
 CRUMB_API crumb_code crumb_put(crumb_client* client, const crumb_keyspace* keyspace,
                                const crumb_fragment* fragments, size_t count, uint32_t timeout_ms,
                                int32_t* outcomes);
@@ -202,6 +231,9 @@ typedef struct crumb_sequence crumb_sequence;
 typedef void (*crumb_parallel_for)(void* context, int32_t count,
                                    void (*body)(void* argument, int32_t index), void* argument);
 
+/* The model's description comes first: its members become part of the keyspace, so workers that
+ * differ in one of them share no page. Members from recent_tokens on concern this process alone.
+ * `model`, `weights`, the sizes and `rope` have no defaults. */
 typedef struct crumb_worker_options {
   size_t size;
   const char* model;   /* a name for people and metrics */
@@ -244,18 +276,26 @@ typedef struct crumb_worker_options {
 /* Sets the part of a rank in `options`, whose layers, kv_heads and q_heads are the model's. Layers
  * are cut into consecutive pipeline stages of equal size; if they do not divide, the first stages
  * have one layer more. Heads are divided equally; with more ranks than KV heads, neighbours hold
- * the same KV head. */
+ * the same KV head. CRUMB_INVALID_ARGUMENT: heads do not divide, there are more stages than layers,
+ * or `options` is that of a header before these members existed. */
 CRUMB_API crumb_code crumb_rank_part(crumb_worker_options* options, uint32_t tp_rank,
                                      uint32_t tp_size, uint32_t pp_rank, uint32_t pp_size);
 
-/* `client` may be NULL, which means no crumbd. */
+/* `client` may be NULL, which means no crumbd. Opens the keyspace if crumbd is connected.
+ * CRUMB_INVALID_ARGUMENT names the option that is wrong; CRUMB_NOT_FOUND: there is no such rotation
+ * file. */
 CRUMB_API crumb_code crumb_worker_open(crumb_client* client, const crumb_worker_options* options,
                                        crumb_worker** out);
 /* Sequences keep the worker alive. `worker` may be NULL. */
 CRUMB_API void crumb_worker_close(crumb_worker* worker);
-/* Blocks until every page queued for publishing was published or dropped. */
+/* Blocks until every page queued for publishing was published or dropped. CRUMB_DEADLINE_EXCEEDED:
+ * some are still queued after `timeout_ms`. For programs that are about to exit; engines need not
+ * wait. */
 CRUMB_API crumb_code crumb_worker_wait_published(crumb_worker* worker, uint32_t timeout_ms);
 
+/* Events since the worker was opened. hit_tokens_* are prompt tokens that need not be computed, by
+ * the place in which their pages were found; each page that crumbd did not take is counted in one
+ * of publish_refused and publish_dropped. */
 typedef struct crumb_worker_counters {
   size_t size; /* set by the caller; members beyond it are not written */
   uint64_t sequences;
@@ -279,8 +319,10 @@ typedef struct crumb_worker_counters {
   uint64_t pool_pages;
 } crumb_worker_counters;
 
+/* Writes the members that out->size covers. Does not block. */
 CRUMB_API crumb_code crumb_worker_read_counters(crumb_worker* worker, crumb_worker_counters* out);
 
+/* Choices of one request. Zeros are right for most. */
 typedef struct crumb_sequence_options {
   size_t size;
   /* [extra_pages, 32], digests of everything else that leading pages depend on */
@@ -294,7 +336,8 @@ typedef struct crumb_sequence_options {
 } crumb_sequence_options;
 
 /* Begins a request, whose `cached_tokens` leading prompt tokens need not be computed. `options` may
- * be NULL. A late or failed fetch is a miss, not an error. */
+ * be NULL. A late or failed fetch is a miss, not an error. Blocks for the deadline at most.
+ * `tokens` is the whole prompt, not empty; `cached_tokens` is a multiple of 64 and may be NULL. */
 CRUMB_API crumb_code crumb_sequence_begin(crumb_worker* worker, const int32_t* tokens, size_t count,
                                           const crumb_sequence_options* options,
                                           crumb_sequence** out, uint32_t* cached_tokens);
@@ -312,20 +355,35 @@ CRUMB_API crumb_code crumb_sequence_follow(crumb_worker* worker, const void* tok
                                            size_t token_bytes, const int32_t* tokens, size_t count,
                                            const crumb_sequence_options* options,
                                            crumb_sequence** out, uint32_t* cached_tokens);
-/* Stores k, v [tokens, kv_heads, head_dim] bf16 of one layer, after QK-norm and RoPE. */
+/* Stores k, v [tokens, kv_heads, head_dim] bf16 of one layer, after QK-norm and RoPE.
+ *
+ * A pass over n fresh tokens calls append and attend for every layer and advance once. It has at
+ * most the rest of the prompt, and after the prompt 1 + 8 tokens. `layer` counts from 0 at this
+ * rank's first. CRUMB_RESOURCE_EXHAUSTED: page_bytes_max is reached; the call can be repeated once
+ * other sequences were closed. CRUMB_FAILED_PRECONDITION: the layer has its rows already, or the
+ * sequence was finished. */
 CRUMB_API crumb_code crumb_sequence_append(crumb_sequence* sequence, uint32_t layer,
                                            uint32_t tokens, const void* k, const void* v);
-/* Computes attention. q [tokens, q_heads, head_dim] bf16; out [tokens, q_heads, head_dim] f32. */
+/* Computes attention. q [tokens, q_heads, head_dim] bf16; out [tokens, q_heads, head_dim] f32.
+ * Every fresh token attends all tokens in front of it and itself. CRUMB_FAILED_PRECONDITION: the
+ * layer has no rows of this pass. */
 CRUMB_API crumb_code crumb_sequence_attend(crumb_sequence* sequence, uint32_t layer,
                                            uint32_t tokens, const void* q, float* out);
-/* Ends a pass: `tokens` become part of the sequence, the pass's other tokens are dropped. */
+/* Ends a pass: `tokens` become part of the sequence, the pass's other tokens are dropped. `count`
+ * may be less than the pass's tokens if drafts were rejected, and is 0 for a pass that is
+ * abandoned. In the prompt the tokens must be the prompt's (CRUMB_INVALID_ARGUMENT).
+ * CRUMB_RESOURCE_EXHAUSTED: the pass has ended, but a page that is due waits for memory. */
 CRUMB_API crumb_code crumb_sequence_advance(crumb_sequence* sequence, const int32_t* tokens,
                                             size_t count);
+/* Makes another sequence that continues from here, between passes only. Pages are common to both;
+ * rows of the recent window are copied. Both handles must be closed. */
 CRUMB_API crumb_code crumb_sequence_fork(const crumb_sequence* sequence, crumb_sequence** out);
-/* Publishes every full page. The handle must still be closed. */
+/* Publishes every full page. The handle must still be closed. Publishing goes on in the background
+ * after the handle is closed, as long as the worker is open. */
 CRUMB_API crumb_code crumb_sequence_finish(crumb_sequence* sequence);
 /* Without crumb_sequence_finish, pages in the recent window are lost. `sequence` may be NULL. */
 CRUMB_API void crumb_sequence_close(crumb_sequence* sequence);
+/* Returns the number of tokens held, cached ones included: the position of the next token. */
 CRUMB_API uint32_t crumb_sequence_length(const crumb_sequence* sequence);
 
 /* -- Device: a GPU, whose memory the functions of the other headers use ----------------------- */
@@ -334,7 +392,7 @@ typedef struct crumb_device crumb_device;
 
 /* Opens device `ordinal` of a back end, which must be "cuda". CRUMB_UNAVAILABLE: there is no
  * driver, or no such device; CRUMB_FAILED_PRECONDITION: the library was built without the back end.
- */
+ * The current device of the calling thread does not change. */
 CRUMB_API crumb_code crumb_device_open(const char* back_end, uint32_t ordinal, crumb_device** out);
 /* Objects that use the device keep it alive. `device` may be NULL. */
 CRUMB_API void crumb_device_close(crumb_device* device);

@@ -29,6 +29,8 @@ extern "C" {
 
 typedef struct crumb_block_attention crumb_block_attention;
 
+/* Sizes by which an engine allocates blocks. A block of a layer has tile_bytes for each KV head; a
+ * request needs sink_blocks + recent_blocks blocks beside one history block for each 64 tokens. */
 typedef struct crumb_block_geometry {
   size_t size;             /* set by the caller; members beyond it are not written */
   uint32_t tile_bytes;     /* bytes of 64 tokens of one KV head, K and V */
@@ -37,10 +39,12 @@ typedef struct crumb_block_geometry {
   uint32_t recent_blocks;  /* per request */
 } crumb_block_geometry;
 
-/* Computes the geometry from head_dim, group_size and recent_tokens. */
+/* Computes the geometry from head_dim, group_size and recent_tokens. Other options are not read. */
 CRUMB_API crumb_code crumb_block_geometry_of(const crumb_worker_options* options,
                                              crumb_block_geometry* out);
-/* Takes the options of a worker; those about pages and publishing are not used. */
+/* Takes the options of a worker; those about pages and publishing are not used.
+ * CRUMB_INVALID_ARGUMENT: an option is wrong, history_bf16 is set, or the rotation file has R_V
+ * folded into the weights. */
 CRUMB_API crumb_code crumb_block_attention_open(const crumb_worker_options* options,
                                                 crumb_block_attention** out);
 /* `attention` may be NULL. */
@@ -57,7 +61,11 @@ typedef struct crumb_block_pool {
   uint64_t blocks;
 } crumb_block_pool;
 
-/* The requests of one step. Block ids of request s begin at table + s * stride. */
+/* The requests of one step. Block ids of request s begin at table + s * stride.
+ *
+ * A request without fresh tokens takes no part. All arrays are read during the call (host memory),
+ * or when the kernels run (device memory). CRUMB_INVALID_ARGUMENT: a request has a negative number
+ * of tokens, or query_start does not begin with 0. */
 typedef struct crumb_block_batch {
   size_t size;
   uint32_t requests;
@@ -136,7 +144,7 @@ typedef struct crumb_block_step {
  * those of every pool here, are multiples of 128 bytes; CRUMB_INVALID_ARGUMENT: they are not, or
  * the step is larger than the object's bounds. After an error there is no step, and attend fails.
  * REQUIRES: every prepare passes the same layer's pool, because request headers are stored only
- * there. */
+ * there. `stream` is the engine's cudaStream_t; NULL is the default stream. */
 CRUMB_API crumb_code crumb_device_blocks_prepare(crumb_device_blocks* blocks,
                                                  const crumb_block_pool* pool,
                                                  const crumb_block_batch* batch,
@@ -149,7 +157,8 @@ CRUMB_API crumb_code crumb_device_blocks_attend(crumb_device_blocks* blocks, uin
 /* Returns the fault that the device found in a step's tables since the last call, without waiting
  * for it. Outputs of a request at fault are NaN; history blocks that it would have completed hold
  * anything. If query_start is not ascending from 0, all requests of the step are at fault. Codes
- * are those of crumb_block_attend. */
+ * are those of crumb_block_attend. Call it now and then: a step with a fault returns CRUMB_OK when
+ * it is enqueued. */
 CRUMB_API crumb_code crumb_device_blocks_check(crumb_device_blocks* blocks);
 
 /* An engine's blocks in this process's memory. They must stay valid until the transfer is closed.

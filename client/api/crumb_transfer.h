@@ -72,7 +72,8 @@ typedef struct crumb_paged_cache {
   const float* v_scale; /* [layers] */
 } crumb_paged_cache;
 
-/* Takes the options of a worker; those about attention are not used. */
+/* Takes the options of a worker; those about attention are not used. `client` must not be NULL.
+ * CRUMB_INVALID_ARGUMENT names the option that is wrong. */
 CRUMB_API crumb_code crumb_transfer_open(crumb_client* client, const crumb_worker_options* options,
                                          crumb_transfer** out);
 /* Leases, loads and stores keep the transfer alive. `transfer` may be NULL. */
@@ -82,7 +83,8 @@ CRUMB_API void crumb_transfer_close(crumb_transfer* transfer);
 CRUMB_API crumb_code crumb_transfer_use_cache(crumb_transfer* transfer,
                                               const crumb_paged_cache* cache);
 /* Writes the token of the keyspace for requests that begin now; a request keeps its token. Opens
- * the keyspace again, within `timeout_ms`, if crumbd has restarted. */
+ * the keyspace again, within `timeout_ms`, if crumbd has restarted. Without crumbd it succeeds too:
+ * the token then names a keyspace without cached pages. */
 CRUMB_API crumb_code crumb_transfer_keyspace(crumb_transfer* transfer, uint32_t timeout_ms,
                                              void* token, size_t token_capacity,
                                              size_t* token_bytes);
@@ -112,7 +114,8 @@ CRUMB_API crumb_code crumb_transfer_acquire(crumb_transfer* transfer, const void
                                             crumb_transfer_lease** out, size_t* hit_pages,
                                             int32_t* tiers, crumb_miss* reason, void* token,
                                             size_t token_capacity, size_t* token_bytes);
-/* `lease` may be NULL. */
+/* `lease` may be NULL. The pages may be evicted once this lease and all loads of the prefix are
+ * closed. */
 CRUMB_API void crumb_transfer_lease_close(crumb_transfer_lease* lease);
 
 /* Starts to load pages [first_page, end_page) of a leased prefix. keys [end_page, 32] start with
@@ -124,7 +127,8 @@ CRUMB_API crumb_code crumb_page_load_open(crumb_transfer* transfer, const void* 
                                           size_t first_page, size_t end_page, const int64_t* blocks,
                                           size_t block_count, uint32_t deadline_ms,
                                           crumb_page_load** out, size_t* pages);
-/* Writes the rows of layers [begin, end) of this rank into the cache. They are there on return. */
+/* Writes the rows of layers [begin, end) of this rank into the cache. They are there on return.
+ * CRUMB_OUT_OF_RANGE: there are no such layers. */
 CRUMB_API crumb_code crumb_page_load_layers(crumb_page_load* load, uint32_t begin, uint32_t end);
 /* Since version 4. Enqueues the same on `stream`, a cudaStream_t of the cache's device (NULL: its
  * default stream), and returns. With a cache in host memory it is crumb_page_load_layers. */
@@ -146,7 +150,8 @@ CRUMB_API crumb_code crumb_page_store_open(crumb_transfer* transfer, const void*
                                            size_t first_page, const uint8_t* keys, size_t pages,
                                            const int64_t* blocks, size_t block_count,
                                            uint32_t over_int2_prefix, crumb_page_store** out);
-/* Reads and quantizes the rows of layers [begin, end); the engine may overwrite them afterwards. */
+/* Reads and quantizes the rows of layers [begin, end); the engine may overwrite them afterwards.
+ * CRUMB_OUT_OF_RANGE: there are no such layers. */
 CRUMB_API crumb_code crumb_page_store_layers(crumb_page_store* store, uint32_t begin, uint32_t end);
 /* Since version 4. Enqueues the same on `stream`, a cudaStream_t of the cache's device (NULL: its
  * default stream), and returns. Work behind the call on `stream` may overwrite the rows. With a
@@ -154,13 +159,16 @@ CRUMB_API crumb_code crumb_page_store_layers(crumb_page_store* store, uint32_t b
 CRUMB_API crumb_code crumb_page_store_enqueue(crumb_page_store* store, uint32_t begin, uint32_t end,
                                               void* stream);
 /* Queues the pages for publishing. The handle must still be closed. CRUMB_FAILED_PRECONDITION: a
- * layer was not stored. */
+ * layer was not stored. A page with a NaN or infinite element is left out and counted as refused.
+ */
 CRUMB_API crumb_code crumb_page_store_finish(crumb_page_store* store);
 /* Pages that were not finished are dropped. `store` may be NULL. */
 CRUMB_API void crumb_page_store_close(crumb_page_store* store);
 
 /* Blocks until every page queued for publishing was published or dropped. */
 CRUMB_API crumb_code crumb_transfer_wait_published(crumb_transfer* transfer, uint32_t timeout_ms);
+/* Writes the members that out->size covers. Sequences and prompt tokens are those of
+ * crumb_transfer_acquire; hits are counted there, failed checks where pages are loaded. */
 CRUMB_API crumb_code crumb_transfer_read_counters(crumb_transfer* transfer,
                                                   crumb_worker_counters* out);
 

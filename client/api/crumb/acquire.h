@@ -27,7 +27,8 @@ using crumb::MissReasonName;
 using crumb::Tier;
 using crumb::TierName;
 
-// DeviceUuid names a device in every process and container of the host.
+// DeviceUuid names a device in every process and container of the host, where its ordinal may
+// differ.
 struct DeviceUuid {
   std::array<uint8_t, 16> bytes{};
 
@@ -35,7 +36,9 @@ struct DeviceUuid {
   friend bool operator==(const DeviceUuid&, const DeviceUuid&) = default;
 };
 
-// PoolId names a pool of device memory. crumbd chooses it at random and keeps it over a restart.
+// PoolId names a pool of device memory. crumbd chooses it at random and keeps it over a restart. It
+// is the name by which processes recognize a pool that they held slots in before crumbd was
+// restarted.
 struct PoolId {
   std::array<uint8_t, 16> bytes{};
 
@@ -67,6 +70,9 @@ struct DeviceFragment {
 
 // A fragment in crumbd's shared memory. Its header was decoded and compared with the request; its
 // tiles have not been read yet.
+//
+// A page consists of one or more fragments, each with a range of layers and KV heads. A caller that
+// needs tiles of several fragments finds them by header.range.
 struct LeasedFragment {
   int page = 0;           // index into AcquireRequest::keys
   FragmentHeader header;  // tile_sums is empty
@@ -81,6 +87,11 @@ struct LeasedFragment {
 // Pages that stay where they are until the Lease is destroyed. A lease outlives the connection it
 // came over: if crumbd dies, the memory stays mapped. Thread-safe once constructed. It must not
 // outlive its Client.
+//
+// The bytes at LeasedFragment::tiles do not move and are not overwritten until the lease ends.
+// Deleting a page, or dropping its keyspace, does not end a lease: the holder reads on, and the
+// slot is reused afterwards. A lease belongs to an engine: crumbd ends it when the engine's last
+// process has ended.
 class Lease {
  public:
   // `hold` keeps the memory mapped and ends the lease when its last reference goes; `device_store`
@@ -117,6 +128,10 @@ class Lease {
 };
 
 // A request for the longest cached prefix of `keys`.
+//
+// Everything that the request refers to is borrowed until the result is there. The keyspace's keys
+// form a chain: keys[i] is a hash of all tokens up to the end of page i, so that a hit for keys[i]
+// is a hit for the whole prefix.
 struct AcquireRequest {
   KeyspaceId keyspace;
   uint64_t generation = 0;        // generation of the keyspace, as OpenKeyspace returned it
@@ -178,7 +193,7 @@ class PendingAcquire {
   virtual absl::StatusOr<AcquireResult> Finish() = 0;
 };
 
-// The result of a Lookup.
+// The result of a Lookup. All vectors have one element per hit page.
 struct LookupResult {
   int hit_pages = 0;
   std::vector<Tier> page_tiers;

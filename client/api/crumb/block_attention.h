@@ -30,6 +30,10 @@ using kernels::BlockTable;
 
 // The memory of one layer: block b of each group begins at base + b * block_stride. The groups of
 // an engine may share their memory or have their own.
+//
+// All groups have blocks of one size, block_stride, which has room for one INT2 tile per KV head:
+// an engine's allocator need not know which group a block serves. `blocks` bounds the block ids,
+// from 0.
 struct BlockPool {
   std::byte* history = nullptr;
   std::byte* sink = nullptr;
@@ -42,6 +46,9 @@ struct BlockPool {
 absl::Status CheckBlockPool(const BlockPool& pool, const BlockGeometry& geometry, int kv_heads);
 
 // The requests of one step, which may mix prompts and decoding requests.
+//
+// Nothing is kept: the arrays are read during the call. A request without fresh tokens takes no
+// part in the step.
 struct BlockBatch {
   int requests = 0;
   const int32_t* query_start = nullptr;  // [requests + 1] first fresh token of each request
@@ -85,10 +92,12 @@ struct FreshRows {
 // Thread-safe for calls that have no block in common.
 class BlockAttention {
  public:
-  // kInvalidArgument names the option that is wrong.
+  // kInvalidArgument names the option that is wrong. History has to be INT2 and v_basis "model".
   static absl::StatusOr<std::unique_ptr<BlockAttention>> Open(const WorkerOptions& options);
   ~BlockAttention();
 
+  // The geometry depends on head_dim, group_size and recent_tokens alone. Engines allocate blocks
+  // by it.
   const BlockGeometry& geometry() const { return geometry_; }
 
   // Stores the fresh rows of one layer and computes attention of the fresh tokens. `layer` counts
@@ -96,6 +105,9 @@ class BlockAttention {
   // multiple of 64; kFailedPrecondition: rows of earlier tokens are missing, because a request went
   // back by too many tokens or a first recent block was not zero. The step must then be given up:
   // headers of requests in front of the one at fault have moved on.
+  //
+  // Blocks on the calling thread, or on parallel_for, and returns when all outputs are written.
+  // Cost beside attention itself: copies of the request's sink and recent rows.
   absl::Status Attend(int layer, const BlockPool& pool, const BlockBatch& batch,
                       const FreshRows& rows) const;
 

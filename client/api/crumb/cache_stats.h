@@ -14,7 +14,13 @@
 namespace crumb::client {
 
 // CacheStats has crumbd's capacities, contents and counters at one moment.
+//
+// The counters count since crumbd's start; capacities, contents and numbers of sessions, leases and
+// reservations are the present ones. `keyspaces` has only those that the caller's tenant may see;
+// `counters` has every counter of /metrics that has no labels, by its name there.
 struct CacheStats {
+  // The state of one tier of the node. `state` is "active", "read-only: REASON" or "off: REASON";
+  // an operator reads there why an SSD tier stopped to take pages.
   struct TierStats {
     Tier tier = Tier::kUnknown;
     uint64_t capacity_bytes = 0;
@@ -24,6 +30,8 @@ struct CacheStats {
     uint64_t evicted_pages = 0;
     std::string state;
   };
+  // A keyspace that crumbd knows. `state_reason` is the text that was recorded with the last change
+  // of its state.
   struct KeyspaceStats {
     KeyspaceId id;
     std::string model;
@@ -43,8 +51,13 @@ struct CacheStats {
   std::map<std::string, uint64_t> counters;
 };
 
-// NodeList has the nodes of a cluster as one crumbd sees them.
+// NodeList has the nodes of a cluster as one crumbd sees them. `up`, `transport` and `breaker` are
+// this node's view of its peers; another node may see a peer differently.
 struct NodeList {
+  // A member of the cluster. `weight` is relative to those of the other nodes: a node with twice
+  // the weight is home of twice as many page runs. Copies of a page are placed in distinct zones if
+  // there are several. `breaker` is open while requests to the node are given up at once because
+  // they failed before.
   struct Node {
     std::string id;
     std::string address;
@@ -67,7 +80,9 @@ struct NodeList {
   std::string trouble;               // the present problem with etcd; empty: none
 };
 
-// PageLocation has the ids of the nodes to which a page belongs and of those that have it.
+// PageLocation has the ids of the nodes to which a page belongs and of those that have it. `homes`
+// are the nodes to which the present view assigns the page's run, `previous_homes` those of the
+// view before, which may still have it while pages move. A node in `silent` may be a holder too.
 struct PageLocation {
   KeyspaceId keyspace;
   PageKey run;  // key of the first page of its page run; zeros: unknown

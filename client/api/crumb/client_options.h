@@ -10,6 +10,9 @@
 namespace crumb::client {
 
 // ClientOptions describe how a process reaches crumbd and how long it waits for it.
+//
+// They are read once, by Client::Open, which also checks them. The defaults fit a worker beside its
+// crumbd: calls that miss their deadline cost a cache hit, never a token.
 struct ClientOptions {
   std::string socket_dir = "/run/crumb";  // folder of crumbd.sock and crumbd.fd.sock
   // HOST:PORT. If not empty, the client uses gRPC over TCP without shared memory; Acquire, Reserve

@@ -9,6 +9,9 @@ namespace crumb::client {
 
 // QualitySample has the errors that quantization caused in one layer of one evicted window, as
 // ratios of Euclidean norms; 0 is exact.
+//
+// The reference is attention over the exact BF16 rows of the same 64 tokens, so that the sample
+// measures the quantizer alone and errors are not hidden by the rest of the context.
 struct QualitySample {
   int layer = 0;
   // error of attention over the window's 64 tokens, for recent queries
@@ -19,6 +22,10 @@ struct QualitySample {
 
 // SessionCounters are amounts to add to crumbd's counters of the same names, and samples for its
 // histograms.
+//
+// They are increments: the client adds them up and sends the sum once per
+// ClientOptions::counters_interval, over the session stream. Amounts that were being sent when a
+// connection broke may be lost.
 struct SessionCounters {
   uint64_t used_tokens = 0;
   uint64_t prefill_tokens_avoided = 0;
@@ -31,6 +38,11 @@ struct SessionCounters {
 };
 
 // WorkerCounters count the events of a worker since it was opened.
+//
+// They distinguish a cache that does not help from one that is not used: prompt_tokens is the sum
+// over all requests, hit_tokens_* the tokens that were not computed, by the place of the page, and
+// the remaining counters say why the others were. Each dropped page is counted in exactly one
+// publish_dropped_* counter. Values of one result may be some events apart.
 struct WorkerCounters {
   uint64_t sequences = 0;
   uint64_t prompt_tokens = 0;

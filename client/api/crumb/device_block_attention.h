@@ -63,6 +63,7 @@ class DeviceBlockAttention {
   virtual ~DeviceBlockAttention() = default;
 
   virtual const BlockGeometry& geometry() const = 0;
+  // The constants of the model (rotations and means) are not included.
   virtual uint64_t device_bytes() const = 0;
 
   // Begins a step: computes its tables. `pool` is the memory of any one layer. Its base addresses

@@ -66,6 +66,10 @@ struct DeviceWorkerOptions {
 
 // DevicePoolUse has the present use of the device's pools by a DeviceWorker, and counts its events
 // there.
+//
+// `joined` to `held_slots` are the present state, the other fields count events since the worker
+// was opened. A growing out_of_slots means that pool_blank_pages is too small for the windows that
+// are evicted at once, or that the pool is full.
 struct DevicePoolUse {
   bool joined = false;
   uint64_t handles = 0;        // allocations of device memory that are mapped

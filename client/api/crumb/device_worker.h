@@ -142,6 +142,9 @@ struct LedDeviceSequence {
 // GPU. It is the counterpart of Worker, with the same options, keyspaces, prefixes and published
 // pages. Its own threads read the results of evictions, publish pages and measure windows.
 // Thread-safe.
+//
+// Its sequences and batches must be destroyed before it, and `device` and `client` after it.
+// docs/device_worker.md has the memory, the threads and the way of a prefix to the device.
 class DeviceWorker {
  public:
   virtual ~DeviceWorker() = default;

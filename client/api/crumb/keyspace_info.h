@@ -14,7 +14,12 @@ namespace crumb::client {
 using crumb::KeyspaceState;
 
 // KeyspaceSpec has everything that determines a keyspace: see docs/formats/keyspace.md.
+//
+// Two processes share pages if, and only if, all of this is equal; a field that differs by one byte
+// makes another keyspace, whose pages are misses. Workers fill it in from WorkerOptions; engines
+// with a cache of their own choose the fields themselves.
 struct KeyspaceSpec {
+  // model, weights, format, rope and so on, as strings that are compared byte by byte
   std::map<std::string, std::string> fields;
   int layers = 0;
   int kv_heads = 0;
@@ -23,7 +28,9 @@ struct KeyspaceSpec {
   std::string tenant;  // empty: the default tenant
 };
 
-// KeyspaceInfo is crumbd's response to OpenKeyspace.
+// KeyspaceInfo is crumbd's response to OpenKeyspace. Tile sizes are in bytes and follow from the
+// geometry; a client that computes others has another version than crumbd and must not write pages.
+// A higher `generation` than before means that the keyspace was dropped.
 struct KeyspaceInfo {
   KeyspaceId id;
   uint64_t generation = 0;

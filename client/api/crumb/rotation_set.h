@@ -16,6 +16,15 @@ namespace crumb::client {
 
 // RotationSet is the calibration data of a quantization method: rotations and means per layer and
 // global KV head. An immutable value whose copies refer to the same arrays. Thread-safe.
+//
+// A rotation spreads the outliers of keys and values over all channels before they are quantized,
+// because one scale serves a whole group. docs/quality/methods.md has the methods and their arrays,
+// docs/formats/rotation.md the file. The rotations of 36 layers with 8 KV heads of 128 channels
+// take 38 MB.
+//
+// The digest is a part of the keyspace, so pages that were written with different rotations never
+// meet. Engines whose projections contain R_V already (`crumb absorb`) use a file without
+// rotation_v.
 class RotationSet {
  public:
   // Arrays in the model's basis. A leading dimension of 1 is repeated for all layers or KV heads.
@@ -50,7 +59,7 @@ class RotationSet {
 
   // Returns the normalized Sylvester-Hadamard matrix for K and V of every layer and head. It needs
   // no data, and is symmetric and its own inverse. kInvalidArgument: head_dim is not a power of
-  // two.
+  // two. It is the default of the C interface.
   static absl::StatusOr<RotationSet> Hadamard(int head_dim);
 
   // The digest covers `name`, which is otherwise for people, and all arrays except attention_error.
@@ -66,7 +75,8 @@ class RotationSet {
   const Digest& digest() const { return data_->digest; }
   // 0: the set fits every head_dim.
   int head_dim() const { return data_->arrays.head_dim; }
-  // Returns OK if the arrays fit a model of this shape.
+  // Returns OK if the arrays fit a model of this shape: leading dimensions are equal or 1, and
+  // head_dim is equal. kInvalidArgument names both shapes.
   absl::Status CheckFits(int layers, int kv_heads, int q_heads, int head_dim) const;
   // Returns the attention error that the quality watch should measure in a worker with these layers
   // and KV heads, averaged over them; empty if the calibration did not record it.
@@ -76,6 +86,10 @@ class RotationSet {
 
   // Data of one layer, [kv_heads, ...] for the expanded KV heads. A null pointer means identity or
   // zero.
+  //
+  // It is the form that kernels take: contiguous floats, heads repeated as often as the rank has
+  // them, and the products that kernels would otherwise compute for every page (mu R). Pointers are
+  // valid as long as the Layer.
   class Layer {
    public:
     const float* rotation_k() const { return Pointer(rotation_k_); }
@@ -103,7 +117,10 @@ class RotationSet {
     std::vector<float> feedback_k_, feedback_v_, shift_;
   };
 
-  // Returns the layers of a model of this shape; equal layers refer to the same memory.
+  // Returns the layers of a model of this shape; equal layers refer to the same memory. The
+  // products are computed here, so that the call takes time and memory in proportion to layers x
+  // heads x head_dim^2: call it once, when a worker is opened. REQUIRES: CheckFits of this shape
+  // returns OK.
   std::vector<std::shared_ptr<const Layer>> Expand(int layers, int kv_heads) const;
   // Returns these layers of a model that fits, each with these KV heads and query heads.
   std::vector<std::shared_ptr<const Layer>> Expand(const TileRange& tiles,

@@ -20,6 +20,8 @@ namespace crumb::client {
 // Publish selects the pages of a sequence that other workers may use.
 enum class Publish { kAll, kPrompt, kNone };
 
+// SequenceOptions are the choices of one request. The defaults publish everything and wait as long
+// as the worker's begin_deadline.
 struct SequenceOptions {
   // extra[i] is a digest of everything else that page i depends on: a cache salt (page 0), or
   // images behind placeholder tokens. Pages behind the end depend on tokens only.
@@ -34,6 +36,9 @@ struct SequenceOptions {
 };
 
 // SequenceStats has the effect of the cache on one sequence so far.
+//
+// Counts are of tokens, and the hit_tokens_* fields sum to cached_tokens(). The reason of a miss is
+// that of MissReasonName.
 struct SequenceStats {
   int prompt_tokens = 0;
   // Tokens of pages of a live sequence of this worker.
@@ -76,6 +81,14 @@ struct SequenceStats {
 // In the prompt a token attends the tokens of its own prefill block in BF16, and the tokens in
 // front of the block (or in front of the end of the hit) in their stored format. After the prompt
 // it attends the three segments.
+//
+// Ownership: rows that a caller passes are copied, and `out` is written before Attend returns.
+// Complete pages are shared with other sequences of the worker that have the same prefix and are
+// freed when the last of them ends. Fetched pages are attended in crumbd's memory under a lease,
+// which stays mapped if crumbd dies; a page of several fragments is copied to private memory.
+//
+// Costs: no call sends a request to crumbd or waits for it. After the prompt, one pass in 64 also
+// quantizes the oldest 64 recent tokens, layer by layer inside Append.
 class Sequence {
  public:
   virtual ~Sequence() = default;
@@ -92,28 +105,37 @@ class Sequence {
   // Stores the fresh tokens' rows of one layer. kInvalidArgument: the layer or the tokens are out
   // of range, or other layers of the pass had another number of tokens; kFailedPrecondition: the
   // layer has its rows already, or Finish was called; kResourceExhausted: there is no memory for
-  // pages.
-  // k, v [tokens, kv_heads, head_dim] bf16, after QK-norm and RoPE; copied
+  // pages. k, v [tokens, kv_heads, head_dim] bf16, after QK-norm and RoPE; copied No row is stored
+  // after an error. The first Append of a pass allocates everything that the pass needs, so that
+  // kResourceExhausted comes before the pass has begun: it can be repeated once other sequences
+  // have ended.
   virtual absl::Status Append(int layer, int tokens, const kernels::Bf16* k,
                               const kernels::Bf16* v) = 0;
 
   // Computes causal attention of the pass's fresh tokens over everything held, themselves included.
-  // kFailedPrecondition: there was no Append of this layer before.
-  // q   [tokens, q_heads, head_dim] bf16
-  // out [tokens, q_heads, head_dim] f32, in the model's basis
+  // kFailedPrecondition: there was no Append of this layer before. q   [tokens, q_heads, head_dim]
+  // bf16 out [tokens, q_heads, head_dim] f32, in the model's basis kResourceExhausted: there is no
+  // work memory.
   virtual absl::Status Attend(int layer, int tokens, const kernels::Bf16* q, float* out) = 0;
 
   // Ends the pass: the first tokens.size() fresh tokens become part of the sequence with these ids,
   // the others (rejected drafts, or an abandoned pass) are dropped. kInvalidArgument: more tokens
   // than were fresh, or ids that differ from the prompt; kFailedPrecondition: a layer has no rows.
+  // These errors leave the pass as it was. kResourceExhausted: the pass has ended and its tokens
+  // count, but there was no memory for a page that is due; its rows stay in BF16 until a later call
+  // finds memory. An empty `tokens` abandons the pass, also after an error of Append or Attend.
   virtual absl::Status Advance(std::span<const int32_t> tokens) = 0;
 
   // Returns another sequence that continues from here; pages are common to both, windows are
-  // copied. Between passes only (kFailedPrecondition).
+  // copied. Between passes only (kFailedPrecondition). The fork has the same prompt, options and
+  // stats. kResourceExhausted: there is no memory for the copies.
   virtual absl::StatusOr<std::unique_ptr<Sequence>> Fork() const = 0;
 
   // Publishes every full page, including those in the recent window, and releases the sequence's
   // memory. Does not wait for the publishing. Without Finish, pages still in the window are lost.
+  // Abandons a pass under way. Afterwards stats() and length() keep their values, and all other
+  // calls return kFailedPrecondition. kResourceExhausted: the sequence has ended all the same, and
+  // pages for which there was no memory are lost.
   virtual absl::Status Finish() = 0;
 
   virtual SequenceStats stats() const = 0;

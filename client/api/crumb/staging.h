@@ -23,9 +23,18 @@ namespace crumb::client {
 // Room for one fragment in the session's staging memory. The caller writes the tiles, then the
 // encoded header, then commits the slot. Destroying a slot that was not committed gives its room
 // back. Move-only.
+//
+//     bytes():  | tiles, layer by layer, head by head | encoded header |
+//               0                            tiles_bytes
+//
+// A slot is bound to the connection that reserved it. crumbd copies the fragment out of it at
+// Commit and verifies every checksum of the copy, so that a writer that crashes or overwrites its
+// slot damages no page.
 class StagingSlot {
  public:
-  // `hold` keeps the memory mapped and gives the room back when its last reference goes.
+  // `hold` keeps the memory mapped and gives the room back when its last reference goes. `offset`
+  // is the slot's place in the session's staging memory, by which crumbd knows it. Client::Reserve
+  // constructs slots; tests and other implementations of Client may.
   StagingSlot(std::span<std::byte> bytes, uint64_t offset, std::shared_ptr<void> hold)
       : bytes_(bytes), offset_(offset), hold_(std::move(hold)) {}
   StagingSlot(StagingSlot&&) = default;
@@ -44,6 +53,9 @@ class StagingSlot {
 
 // Pages that the caller will commit. Until it does, or for a limited time, other callers that
 // request them get MissReason::kPending.
+//
+// It saves work, not correctness: two processes that compute one page both commit it, and the
+// second gets kDeduplicated.
 struct PendingPages {
   KeyspaceId keyspace;
   std::vector<PageKey> keys;
@@ -73,6 +85,9 @@ class FinishedCommit final : public PendingCommit {
 };
 
 // A fragment as bytes, for callers without shared memory.
+//
+// Tiles have the sizes of docs/formats/page-tile.md and are contiguous. Put takes the checksums in
+// header.tile_sums from the caller, Get returns those that it has verified.
 struct FragmentBytes {
   int page = 0;                // set by Get: index into the keys
   Tier tier = Tier::kUnknown;  // set by Get: the tier in which it was found
@@ -85,6 +100,9 @@ struct FragmentBytes {
 using FragmentReceiver = std::function<absl::Status(FragmentBytes fragment)>;
 
 // Memory that one connection to crumbd has mapped into this process.
+//
+// For DeviceWorker and Transfer, which pin it so that a GPU can copy from it. A slab that crumbd
+// grants only when a lease needs it is not in `slabs`.
 struct MappedMemory {
   std::vector<std::span<const std::byte>> slabs;  // read-only; leased pages lie in them
   std::span<std::byte> staging;                   // reserved slots lie in it; may be empty

@@ -138,10 +138,20 @@ class PageStore {
 // client with the same ClientOptions::engine. Tokens pass from one process to another as bytes.
 //
 // Thread-safe.
+//
+//     scheduler                              workers (one per rank)
+//     Keyspace -> token K                    UseCache / UseBlocks / UseDeviceCache, once
+//     Keys(K, tokens) -> keys
+//     Acquire(K, keys) -> token P, lease --> StartLoad(P, keys, ...) -> LoadLayers
+//                                            StartStore({K, keys, ...}) -> StoreLayers -> Finish
+//
+// Layers may be loaded and stored while the engine computes others. Publishing happens on the
+// worker's crumb-publish thread and never blocks a store.
 class Transfer {
  public:
   // `client` is borrowed. kInvalidArgument: WorkerOptions::Validate fails, or v_basis is not
-  // "model", which is the basis of the rows in an engine's cache.
+  // "model", which is the basis of the rows in an engine's cache. The client must outlive the
+  // transfer.
   static absl::StatusOr<std::unique_ptr<Transfer>> Open(const WorkerOptions& options,
                                                         Client* client);
   virtual ~Transfer() = default;
@@ -166,7 +176,9 @@ class Transfer {
 
   // Returns a token that names the keyspace for requests that begin now (see KeyspaceBinder). It
   // changes when crumbd restarts or the keyspace is dropped; a request keeps the token that it
-  // began with.
+  // began with. If crumbd has to be contacted for that, it takes `timeout` at most; without crumbd
+  // the token names a keyspace that crumbd does not know: prefixes are empty, and stored pages are
+  // dropped and counted.
   virtual std::string Keyspace(Duration timeout) = 0;
 
   // Returns the keys of the full pages of a sequence. extra[i] is a digest of everything else that
@@ -187,13 +199,19 @@ class Transfer {
 
   // Leases the longest prefix of `keys` that crumbd has for all layers and KV heads, in any tier.
   // Pages on SSD and other nodes are brought to host memory within `timeout`. Without crumbd the
-  // prefix is empty.
+  // prefix is empty. If the call to crumbd fails, the prefix is empty and counters() counts the
+  // failure. kInvalidArgument: the token is that of a Transfer with other options.
   virtual absl::StatusOr<TransferPrefix> Acquire(std::string_view keyspace,
                                                  std::span<const PageKey> keys,
                                                  Duration timeout) = 0;
 
   // Starts to load pages [first_page, end_page) of the prefix that `token` names. `keys` are those
   // of pages [0, end_page); `blocks` is the sequence's block table, starting with its first token.
+  // The load may have fewer pages than requested, or none if the lease has ended or the client is
+  // connected to another crumbd: PageLoad::pages says how many, and the engine computes the rest.
+  // kInvalidArgument: the range is empty or reaches beyond the prefix, the number of keys is not
+  // end_page, the block table is too short, or the token is that of a Transfer with other options;
+  // kFailedPrecondition: no cache was set.
   virtual absl::StatusOr<std::unique_ptr<PageLoad>> StartLoad(std::string_view token,
                                                               std::span<const PageKey> keys,
                                                               int first_page, int end_page,

@@ -28,6 +28,13 @@ struct LedSequence {
 // sequences, lets live sequences use each other's pages, and publishes finished pages to crumbd in
 // the background. Without crumbd it works too, but fetches and publishes nothing. Thread-safe. It
 // starts a thread when it first publishes.
+//
+// A request's life: Begin finds the cached prefix and returns a Sequence; the engine computes the
+// remaining prompt and decodes with it; pages that become complete are queued for publishing;
+// Finish queues the rest. The worker must outlive its sequences, and `client` the worker.
+//
+// Memory: pages take at most WorkerOptions::page_bytes_max of this process's memory, fetched pages
+// none; BF16 rows of live sequences come on top of that.
 class Worker {
  public:
   virtual ~Worker() = default;
@@ -41,7 +48,8 @@ class Worker {
   // Begins a request with the longest cached prefix of `tokens` that may be taken from the cache:
   // none of the last recent_tokens in INT2, and at least one token is left to compute. Blocks for
   // the options' deadline at most; a late or failed fetch is a miss, not an error.
-  // kInvalidArgument: `tokens` is empty.
+  // kInvalidArgument: `tokens` is empty. Hashes the prompt's pages (SHA-256, in proportion to its
+  // length) unless a recent prompt had the same beginning.
   virtual absl::StatusOr<std::unique_ptr<Sequence>> Begin(std::span<const int32_t> tokens,
                                                           const SequenceOptions& options = {}) = 0;
 
@@ -63,7 +71,8 @@ class Worker {
                                                            const SequenceOptions& options = {}) = 0;
 
   // Blocks until every page queued so far was published or dropped. kDeadlineExceeded: not within
-  // `timeout`.
+  // `timeout`. A dropped page is no error; counters() says how many were dropped and why. Returns
+  // at once without a client.
   virtual absl::Status WaitPublished(Duration timeout) = 0;
 
   virtual const WorkerOptions& options() const = 0;

@@ -45,11 +45,16 @@ struct RankPlace {
 absl::StatusOr<RankPart> PartOfRank(const RankPlace& place, int layers, int kv_heads, int q_heads);
 
 // Runs body(0) .. body(count - 1), in any order and on any threads, and returns when all have
-// finished.
+// finished. It is called by several threads at once if several sequences compute at once, but never
+// from inside a body.
 using ParallelFor = std::function<void(int count, const std::function<void(int)>& body)>;
 
 // WorkerOptions configure a Worker. The fields up to `fields` determine which pages are
 // interchangeable and become part of the keyspace; the others concern this process only.
+//
+// Fields that determine tiles must be right, because no check can find a wrong one: a worker that
+// names other weights or another RoPE than it uses reads and writes pages that are wrong for it.
+// Everything else that is inconsistent is found by Validate.
 struct WorkerOptions {
   std::string model;    // a name for people and metrics
   std::string weights;  // digest of the checkpoint, or the engine's weight version
@@ -125,7 +130,8 @@ struct WorkerOptions {
   // and RotationSet::FromFile; kInvalidArgument: the program does not know the method.
   absl::Status UseRotationFile(const std::string& path);
 
-  // kInvalidArgument names the field that is wrong.
+  // kInvalidArgument names the field that is wrong. Worker::Open, DeviceWorker::Open and
+  // Transfer::Open call it.
   absl::Status Validate() const;
 
   // Returns `part` with its empty ranges filled in.
