@@ -18,8 +18,9 @@
 #include "crumb_device.h"
 #include "crumb_transfer.h"
 
-// The objects behind the opaque handles of the C interface. Members are destroyed in reverse order,
-// a worker before its client.
+// The objects behind the opaque handles of the C interface. A handle owns its object and, by
+// shared_ptr, everything that the object uses, so that a caller may close handles in any order.
+// Members are destroyed in reverse order, a worker before its client.
 struct crumb_client {
   std::shared_ptr<crumb::client::Client> client;
 };
@@ -86,6 +87,8 @@ struct crumb_device_batch {
 namespace crumb::c_api {
 
 // Keeps the status for crumb_message and returns its code.
+//
+// OK leaves the thread's text as it is.
 crumb_code Finish(const absl::Status& status);
 // Returns the text of crumb_message on this thread.
 std::string& MessageOfThread();

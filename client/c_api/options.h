@@ -21,6 +21,10 @@ inline int IntOf(uint32_t number) {
 }
 
 // kInvalidArgument names the member; kNotFound: there is no such rotation file.
+//
+// `given` is the struct as this library knows it (see Known), so that zero means the default.
+// Strings and arrays are copied; parallel_for's context stays the caller's. Does not validate
+// everything: Worker::Open does.
 absl::StatusOr<client::WorkerOptions> OptionsOf(const crumb_worker_options& given);
 absl::StatusOr<client::SequenceOptions> OptionsOf(const crumb_sequence_options& given);
 

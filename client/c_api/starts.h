@@ -14,11 +14,14 @@
 // `call` is the name of its function, for messages.
 namespace crumb::c_api {
 
+// All of them run inside Guarded: a null argument and an error of the worker become a code and a
+// text, and no exception crosses the C interface.
 inline absl::Status NullArgument(const char* call, const char* what) {
   return absl::InvalidArgumentError(std::string(call) + ": " + what + " is NULL");
 }
 
 template <typename Worker, typename Sequence, typename Begun>
+// Moves a sequence into a new handle, which keeps the worker alive, and writes both results.
 void Hand(const Worker& worker, Begun sequence, Sequence** out, uint32_t* cached_tokens) {
   if (cached_tokens != nullptr) {
     *cached_tokens = static_cast<uint32_t>(sequence->cached_tokens());
@@ -27,6 +30,7 @@ void Hand(const Worker& worker, Begun sequence, Sequence** out, uint32_t* cached
 }
 
 template <typename Worker, typename Sequence>
+// Worker::Begin behind crumb_sequence_begin and crumb_device_sequence_begin.
 crumb_code StartAlone(const char* call, Worker* worker, const int32_t* tokens, size_t count,
                       const crumb_sequence_options* options, Sequence** out,
                       uint32_t* cached_tokens) {
@@ -40,6 +44,8 @@ crumb_code StartAlone(const char* call, Worker* worker, const int32_t* tokens, s
 }
 
 template <typename Worker, typename Sequence>
+// Worker::Lead. The token is copied to the caller's memory, whose size is checked before anything
+// is leased.
 crumb_code StartLeading(const char* call, Worker* worker, const int32_t* tokens, size_t count,
                         const crumb_sequence_options* options, Sequence** out,
                         uint32_t* cached_tokens, void* token, size_t token_capacity,
@@ -63,6 +69,7 @@ crumb_code StartLeading(const char* call, Worker* worker, const int32_t* tokens,
 }
 
 template <typename Worker, typename Sequence>
+// Worker::Follow. `token` may come from another process and is checked when it is decoded.
 crumb_code StartFollowing(const char* call, Worker* worker, const void* token, size_t token_bytes,
                           const int32_t* tokens, size_t count,
                           const crumb_sequence_options* options, Sequence** out,

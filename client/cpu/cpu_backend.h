@@ -31,6 +31,10 @@ struct LayerRows {
 // The inputs and output of attention of one layer. The fresh tokens attend sink_tokens rows of
 // `sink`, then all `pages`, then recent_tokens rows of the ring `recent`, of which the last
 // q_tokens are their own.
+//
+// Everything is borrowed for the duration of the call. Query head h reads KV head h / (q_heads /
+// kv_heads). The tokens' causal order is that of their rows: fresh token i attends the recent rows
+// up to its own.
 struct AttentionCall {
   int layer = 0;
   int q_tokens = 0;
@@ -55,6 +59,11 @@ struct WindowRows {
 
 // CpuBackend stores windows as pages and computes attention on the CPU, distributing the work with
 // WorkerOptions::parallel_for. Thread-safe.
+//
+// Constants (rotations, means, sink logits) are expanded when it is created. Attention of one layer
+// is divided into tasks of one KV head and up to 64 query tokens; storing a window into tasks of
+// one (layer, KV head). Which kernels run (AVX-512, AVX2, portable) is decided by the CPU, see
+// docs/kernels/cpu.md.
 class CpuBackend {
  public:
   // `options` is borrowed.

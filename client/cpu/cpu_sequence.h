@@ -41,6 +41,15 @@ struct CpuSequenceParts {
 };
 
 // CpuSequence is the Sequence of CpuWorker: see Sequence for the contract.
+//
+// A page of it is
+//     reserved   memory is allocated, when its window is about to be stored (the sink: at once)
+//     stored     its tiles are written, layer by layer inside Append or all at the pass's end
+//     complete   all layers are stored and all its tokens accepted; it has a key and is shared
+//     published  it was queued for crumbd
+//
+// A rejected draft can undo "stored", never "complete". A page with a non-finite row, and every
+// page behind it, is attended here but neither shared nor published.
 class CpuSequence final : public Sequence {
  public:
   CpuSequence(const CpuSequenceParts& parts, const SequenceOptions& options, SequenceStart start);

@@ -17,6 +17,9 @@
 namespace crumb::client {
 
 // CpuWorker is the Worker that computes on the CPU: see Worker for the contract.
+//
+// It connects the parts: SequenceStarter finds prefixes and publishes, CpuBackend computes,
+// CpuSequence has the state of a request. The worker itself has no lock and no thread.
 class CpuWorker final : public Worker {
  public:
   // `client` is borrowed and may be null. kInvalidArgument: WorkerOptions::Validate fails.

@@ -11,6 +11,9 @@ namespace crumb::client {
 
 // HeldQueries keeps the queries of a sequence's latest tokens, per layer, for the quality watch.
 // Not thread-safe.
+//
+// The watch measures with the latest queries, because those of the evicted window's own time are
+// gone. Memory is allocated by the first Hold: layers x 4 tokens x row x 2 bytes.
 class HeldQueries {
  public:
   static constexpr int kTokens = 4;

@@ -12,6 +12,9 @@ namespace crumb::client {
 // RecentRows holds BF16 keys and values of the latest tokens of one sequence, for all layers, in
 // one ring per (layer, KV head): the row of position p lies in slot p % capacity. Not thread-safe,
 // except that different layers may be written and read at once.
+//
+// In the prompt the ring has room for a prefill block and the window in front of it, afterwards for
+// recent_tokens + 64 + draft_slots rows; Resize moves the rows that are still needed.
 class RecentRows {
  public:
   RecentRows(int layers, int kv_heads, int head_dim);

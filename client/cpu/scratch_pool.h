@@ -13,6 +13,9 @@ namespace crumb::client {
 
 // ScratchPool lends work memory to kernel calls. It keeps as many pieces as were in use at once.
 // Thread-safe.
+//
+// A piece that is too small for a request is freed and replaced, so that pieces grow to the largest
+// call. It must outlive its pieces.
 class ScratchPool {
  public:
   class Piece {

@@ -17,6 +17,11 @@ namespace crumb::client {
 // CallSocket carries calls over a session's Unix socket instead of gRPC, so that no call waits for
 // gRPC's threads: the calling thread sends and receives by itself. One call is in flight at a time.
 // Thread-safe.
+//
+// A connection has two: one for Acquire and one for Reserve and Commit, so that a request that
+// begins does not wait for pages that are being published. A call is one datagram each way; a
+// session without them, or a call that does not fit, uses RpcStub. docs/adr/0014 has the reasons
+// and the times.
 class CallSocket {
  public:
   explicit CallSocket(UniqueFd socket) : socket_(std::move(socket)) {}
@@ -25,7 +30,9 @@ class CallSocket {
   // Acquire has one. Returns without waiting. The socket and `response` must outlive the result;
   // `call` need not. `response` is valid once Finish has returned OK. Returns null if the caller
   // has to use gRPC: another call is in flight, this one is too large for the socket, or crumbd has
-  // closed it.
+  // closed it. The status of Finish is crumbd's. If Finish times out, crumbd may still serve the
+  // call: the response is discarded when it arrives, and the caller must have the granted lease or
+  // room returned (see Reconnector).
   std::unique_ptr<PendingCall> Start(v1::SocketCall& call, TimePoint deadline,
                                      v1::SocketResponse* response);
 

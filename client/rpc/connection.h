@@ -33,6 +33,18 @@ struct PoolExchange {
 // Connection is one session with one process of crumbd: its token, its shared memory and its
 // channels. It stays usable for reading after crumbd has died. Thread-safe. A forked child may only
 // destroy it.
+//
+// The handshake over crumbd.fd.sock:
+//     process                                    crumbd
+//     SessionHello, a pidfd of this process -->
+//                               <-- SessionWelcome: token, epoch, sizes
+//                               <-- descriptors: staging memory, slabs, sockets for calls
+//
+// Leases and slots hold the connection by shared_ptr, so that their memory stays mapped as long as
+// one of them exists. A new connection is another object with mappings of its own.
+//
+// Locks: mutex_ guards the slabs that crumbd grants one by one; pool_call_mutex_ is held during a
+// whole pool request, because its response has no number.
 class Connection {
  public:
   // Opens a session at the socket folder and maps the memory that crumbd sends. Blocks up to
@@ -42,6 +54,7 @@ class Connection {
   static absl::StatusOr<std::shared_ptr<Connection>> Open(const ClientOptions& options);
 
   // Opens a channel over TCP, without session and memory. Blocks up to connect_timeout for it.
+  // Never fails: gRPC goes on connecting in the background.
   static std::shared_ptr<Connection> OpenTcp(const ClientOptions& options);
 
   Connection(const Connection&) = delete;
@@ -65,7 +78,7 @@ class Connection {
   absl::StatusOr<PoolExchange> CallPool(const v1::PoolRequest& request, std::span<const int> fds);
 
   // Returns the bytes of a slab from `offset` on; valid under a lease that names the slab.
-  // kDataLoss: outside the slabs.
+  // kDataLoss: outside the slabs. Maps a slab at its first use, if crumbd grants slabs one by one.
   absl::StatusOr<std::span<const std::byte>> SlabBytes(uint32_t slab, uint64_t offset) const;
   // Releases the memory of a slab that crumbd has reported empty and that no lease of this session
   // uses. Does nothing if the memory may be pinned.

@@ -12,6 +12,8 @@
 
 namespace crumb::client {
 
+// The part of an Acquire's response that passed all checks. Fragments of a page that did not pass,
+// and of the pages behind it, are left out.
 struct ReadFragments {
   std::vector<LeasedFragment> fragments;
   std::vector<DeviceFragment> device_fragments;
@@ -24,6 +26,10 @@ struct ReadFragments {
 // the header, keyspace, generation, key, ranges, and whether all requested tiles are there. Moves
 // the message about device fragments out of `response`. For pages for which `verify` returns true,
 // the tiles in host memory are read and verified as well.
+//
+// crumbd's bytes are not trusted: lengths of lists, slab numbers, offsets, alignment and the
+// headers in shared memory are checked before they are used. Headers cost microseconds per page;
+// tiles that are verified are read once in full.
 ReadFragments ReadAcquireResponse(const Connection& connection, const AcquireRequest& request,
                                   v1::AcquireResponse& response,
                                   const std::function<bool(int page)>& verify);

@@ -12,6 +12,10 @@
 namespace crumb::client {
 
 // FragmentAssembler reassembles and verifies fragments from the messages of a Get. Not thread-safe.
+//
+// A fragment's first message has its header, from which the number of bytes of its tiles is known;
+// further messages append to them. The fragment is delivered when it is complete, so that at most
+// one is in memory.
 class FragmentAssembler {
  public:
   // `keys` and `receiver` are borrowed.
@@ -39,6 +43,9 @@ class FragmentAssembler {
 };
 
 // FragmentSplitter cuts fragments into the messages of a Put. Not thread-safe.
+//
+// The first message names the keyspace, the first message of each fragment has the encoded header,
+// and each message has at most 2 MiB of tiles. `fragments` is borrowed.
 class FragmentSplitter {
  public:
   FragmentSplitter(const KeyspaceId& keyspace, std::span<const FragmentBytes> fragments)

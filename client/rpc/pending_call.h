@@ -7,6 +7,9 @@
 namespace crumb::client {
 
 // A call that is in flight. Destroying it before Finish cancels it.
+//
+// It is the common form of a call over gRPC (RpcStub) and over a session's socket (CallSocket).
+// Used by one thread at a time.
 class PendingCall {
  public:
   virtual ~PendingCall() = default;

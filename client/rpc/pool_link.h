@@ -126,6 +126,9 @@ class PoolSession {
 };
 
 // PoolListener receives events of a pool on the connection's thread. It must not block.
+//
+// REQUIRES: it neither calls PoolLink::Listen nor StopListening from these functions, because the
+// list of listeners is locked meanwhile.
 class PoolListener {
  public:
   virtual ~PoolListener() = default;
@@ -134,6 +137,7 @@ class PoolListener {
   virtual void OnDemotions(const PoolId& pool, std::vector<Demotion> demotions) = 0;
 };
 
+// The result of joining a pool.
 struct JoinedPool {
   std::shared_ptr<PoolSession> session;
   UniqueFd roster;  // file in which the process sets its mark before it uses a slot

@@ -25,6 +25,18 @@ namespace crumb::client {
 // Maintains one connection to crumbd: opens it, reads its session stream, opens another one when it
 // is lost, and returns leases and staging room to crumbd in the background. Its thread sleeps
 // while nothing happens. Thread-safe. A forked child may only call the methods that say so.
+//
+// The thread ("crumb-client"):
+//     connect --fails--> back off (backoff_min, doubling up to backoff_max, half of it random)
+//     connect --succeeds--> serve: notices in, counters and returns out --stream ends--> connect
+//
+// Everything that was granted over a connection is returned over the same connection, in calls of
+// at most 1,024 entries and 500 ms. A call that fails is not repeated, because crumbd frees
+// everything when the session ends. After Stop, returns are sent by the thread that destroys the
+// last reference.
+//
+// Remembers the states and generations of up to 4,096 keyspaces. A new epoch clears the
+// generations.
 class Reconnector {
  public:
   explicit Reconnector(const ClientOptions& options);
@@ -62,8 +74,11 @@ class Reconnector {
 
   Duration call_timeout() const { return options_.call_timeout; }
 
+  // Adds amounts to the next report. Wakes the thread for the first amount only, so that counting
+  // is cheap.
   void Count(const SessionCounters& amounts);
 
+  // Returns the latest state of a notice or NoteState; kUnknown: there was none.
   KeyspaceState StateOf(const KeyspaceId& keyspace) const;
   void NoteState(const KeyspaceId& keyspace, KeyspaceState state);
   // Returns the highest generation that NoteGeneration was called with; 0: none.

@@ -16,6 +16,10 @@ namespace crumb::client {
 
 // RemoteClient is the Client that talks to crumbd: see Client for the contract. remote_calls.cc has
 // the calls that share memory: Acquire, Reserve and Commit.
+//
+// It owns one Link per process: the reconnector with its thread, or a TCP channel. A forked child
+// leaks the parent's link on purpose, because its locks may be held by threads that the child does
+// not have.
 class RemoteClient final : public Client {
  public:
   explicit RemoteClient(const ClientOptions& options);

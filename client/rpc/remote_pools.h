@@ -10,6 +10,10 @@
 namespace crumb::client {
 
 // RemotePools joins device pools over the reconnector's connection: see PoolLink for the contract.
+//
+// Calls with descriptors (join, handles) go over crumbd.fd.sock, one at a time; calls about slots
+// are gRPC calls. A session is bound to the connection over which the pool was joined: after a
+// reconnection DevicePool joins again.
 class RemotePools final : public PoolLink {
  public:
   explicit RemotePools(std::shared_ptr<Reconnector> reconnector)

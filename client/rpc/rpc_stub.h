@@ -41,6 +41,10 @@ class SessionStream {
 
 // RpcStub is crumbd's service over gRPC, and the only part of the client that depends on gRPC.
 // Calls block until their deadline at most. Thread-safe.
+//
+// Errors have crumbd's code and message, except that an unknown session (UNAUTHENTICATED) becomes
+// kUnavailable: it belongs to an earlier crumbd, and reconnecting helps. Messages have at most 64
+// MiB each way.
 class RpcStub {
  public:
   // Returns false in a forked child of a process that has used gRPC: gRPC's threads exist in the

@@ -25,7 +25,7 @@ std::string ToBytes(std::span<const PageKey> keys);
 v1::TileRange ToWire(const TileRange& range);
 
 // Returns the milliseconds for which crumbd may wait for lower tiers in a call of `timeout`; the
-// rest is for the response to travel.
+// rest is for the response to travel. Nine tenths of the timeout, at most an hour.
 uint32_t WaitMs(Duration timeout);
 
 // kInternal: the number of outcomes is not `expected`.

@@ -38,6 +38,10 @@ struct DeviceCopyWork {
 // the other way: a copy stream fills a lane with tiles, and a kernel on the caller's stream writes
 // their rows. Work uses the lanes in turn, and events order the two streams, so that copies and
 // kernels overlap and the host waits for neither. Thread-safe.
+//
+// Each direction has a lock, held while work is enqueued, its own copy stream, lanes and tables.
+// Device memory is allocated by Create; host memory of stored pages comes from one pinned heap,
+// which bounds the pages that wait to be published.
 class DeviceCache {
  public:
   // `client` is borrowed. REQUIRES: CheckCache has passed for `cache`. kInvalidArgument: the
@@ -56,7 +60,8 @@ class DeviceCache {
   uint32_t StatusOf(const Page& page) const;
 
   // Enqueues the work: the cache is read on `stream`, and `done` is recorded when the tiles and
-  // status words are in the pages' memory.
+  // status words are in the pages' memory. `done` is recorded after an error too, because copies
+  // that were enqueued before may be in flight.
   absl::Status Store(const DeviceCopyWork& work, DeviceStream stream, DeviceEvent done);
   // Enqueues the work: the cache is written on `stream`, where `done` is recorded. Blocks for
   // copies from memory that is not pinned. REQUIRES: `arena` and the pages are kept until `done`.

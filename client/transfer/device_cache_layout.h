@@ -11,9 +11,10 @@
 
 namespace crumb::client {
 
-// Returns the layout of a cache as the kernels take it, without addresses and block table.
-// kInvalidArgument: strides differ between K and V or between layers, elements of a row are not
-// adjacent, rows are not aligned to 16 bytes, or a block has more than 128 tokens.
+// Returns the layout of a cache as the kernels take it, without addresses and block table. The
+// kernels take one set of strides for K and V of all layers. kInvalidArgument: strides differ
+// between K and V or between layers, elements of a row are not adjacent, rows are not aligned to 16
+// bytes, or a block has more than 128 tokens.
 absl::StatusOr<kernels::cuda::PagedKv> DeviceLayoutOf(const PagedCache& cache);
 
 // Means that are added to dequantized rows, in the model's basis, for the layers and KV heads of

@@ -16,6 +16,10 @@ namespace crumb::client {
 
 // Loads and stores of a cache in device memory: calls enqueue work. `arena` is the memory that the
 // pages of a load lie in. The memory of a store's pages is DeviceCache::AllocatePage's.
+//
+// The objects hold the cache, the pinned memory and the pages until the device is done with them:
+// their destructors wait. A store's pages are settled on the thread "crumb-settle", which waits for
+// the copies, reads the status words and queues the pages for publishing.
 absl::StatusOr<std::unique_ptr<PageLoad>> NewDevicePageLoad(
     const TransferParts& parts, std::shared_ptr<DeviceCache> cache,
     std::shared_ptr<const PinnedArena> arena, std::span<const int64_t> blocks,

@@ -14,6 +14,10 @@
 namespace crumb::client {
 
 // Loads and stores of a cache in host memory, which are done when a call returns.
+//
+// A load dequantizes, and a store quantizes, one (layer, KV head) of a page per task of
+// WorkerOptions::parallel_for. Streams are ignored. `pages` of a load are leased until it is
+// destroyed.
 std::unique_ptr<PageLoad> NewHostPageLoad(const TransferParts& parts,
                                           std::shared_ptr<const HostCache> cache,
                                           std::span<const int64_t> blocks,

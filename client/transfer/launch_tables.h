@@ -30,6 +30,11 @@ struct LaunchTable {
 
 // LaunchTables is a ring of tables for launches that are queued on a stream. Used by one thread at
 // a time.
+//
+//     Next() -> fill in Slot::host -> Send(slot) -> launch the kernel -> Queued(slot)
+//
+// Next waits for the event of the slot's former launch, so that the ring's size bounds the launches
+// in flight. The destructor waits for all of them.
 class LaunchTables {
  public:
   // `count` launches of at most `pages` pages and `blocks` blocks may be queued. `device` is

@@ -21,6 +21,9 @@ absl::Status CheckBlocks(const PagedCache& cache, std::span<const int64_t> block
 
 // Copies the rows of page `page` of one KV head to rows [64, head_dim].
 // REQUIRES: CheckCache has passed for the cache, and CheckBlocks for the page.
+//
+// Rows of a page are BF16: FP8 elements are multiplied by PagedRows::scale and rounded once. A page
+// may begin inside a block and span several.
 void GatherPage(const PagedRows& rows, RowElement element, int block_tokens,
                 std::span<const int64_t> blocks, int page, int head, int head_dim,
                 kernels::Bf16* to);

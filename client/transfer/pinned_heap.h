@@ -15,6 +15,9 @@ namespace crumb::client {
 // PinnedHeap cuts blocks of any size out of one piece of pinned host memory, to and from which a
 // device copies asynchronously. Pinning takes about a second for each few GiB, so that all of it is
 // pinned once. Blocks keep the memory and its device alive. Thread-safe.
+//
+// First fit over a list of free pieces that are merged with their neighbours when they return; with
+// pages of few sizes little is lost to gaps.
 class PinnedHeap {
  public:
   // kResourceExhausted: that much memory cannot be pinned.

@@ -19,6 +19,8 @@
 namespace crumb::client {
 
 // State that the loads and stores of one Transfer have in common. Everything is borrowed.
+//
+// They outlive every load and store, which must not outlive their Transfer.
 struct TransferParts {
   const WorkerOptions& options;
   const CpuBackend& backend;
@@ -39,6 +41,7 @@ void PublishPages(const TransferParts& parts, const KeyspaceBinder::Binding& key
 class LayersStored {
  public:
   explicit LayersStored(int layers) : stored_(static_cast<size_t>(layers)) {}
+  // Adds layers [begin, end), which CheckLayers accepts. A layer may be added twice.
   void Add(int begin, int end);
   // Returns kFailedPrecondition unless all layers were added.
   absl::Status CheckAll() const;

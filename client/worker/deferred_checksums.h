@@ -19,6 +19,9 @@ namespace crumb::client {
 // DeferredChecksums fetches the tile checksums of pages whose Acquire returned those of some tiles
 // only (AcquireRequest::peer_sums), so that the first layers could be copied early. It requests all
 // checksums with another Acquire of the same lease. Used by one thread at a time.
+//
+// All pages of one Acquire share one object through Page::deferred_checksums. Holding it holds the
+// lease, so that the pages cannot be evicted before they are checked.
 class DeferredChecksums {
  public:
   // `client` is borrowed. `request` is the first Acquire; its keys are copied. `own` are the tiles

@@ -25,6 +25,12 @@ namespace crumb::client {
 //
 // A sequence keeps the binding that it began with. Current() returns another one after crumbd has
 // restarted, dropped the keyspace (which raises its generation), or changed its state. Thread-safe.
+//
+//     private --crumbd opens the keyspace--> known --state kBf16--> known BF16 --kActive--> known
+//     known, known BF16 --crumbd restarts or drops the keyspace--> opened again at the next Current
+//     any --GiveUpInt2--> private BF16, until crumbd has recorded it --> known BF16
+//
+// Current is called for every sequence. While the binding is fresh it sends nothing.
 class KeyspaceBinder {
  public:
   using Binding = std::shared_ptr<const KeyspaceBinding>;

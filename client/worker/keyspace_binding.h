@@ -14,6 +14,9 @@
 namespace crumb::client {
 
 // The keyspace of sequences, as it was when they began. See KeyspaceBinder for its states.
+//
+// Shared and immutable: a sequence, its queued pages and its token refer to one binding, even after
+// the worker has opened the keyspace again.
 struct KeyspaceBinding {
   KeyspaceId id;
   KeyspaceId watched;  // the keyspace whose state decides whether new sequences store INT2

@@ -16,6 +16,10 @@ namespace crumb::client {
 
 // LeadToken is the content of a token that Worker::Lead creates for the other ranks of its engine:
 // the keyspace, the cached prefix and the lease that holds it. All ranks must have one version.
+//
+// A damaged token cannot be mistaken for another one: it has a magic number, a version and a
+// CRC-32C. It has 172 bytes and one more for each cached page. Transfer uses tokens of the same
+// form to name a keyspace (without lease and tiers) or a leased prefix.
 struct LeadToken {
   KeyspaceId model;  // the private keyspace, which is equal for all ranks of a replica
   KeyspaceBinding keyspace;

@@ -19,6 +19,11 @@ class DeferredChecksums;
 // Page is one page (64 tokens of one sequence, this rank's layers and KV heads) where attention
 // reads it: in this process's memory, in crumbd's slabs under a lease, or in device memory.
 // Immutable once its last tile is written.
+//
+// Who writes a page, and where its checksums are:
+//     evicted or appended here   this process's memory, a slot     tile_sums, of devices only
+//     fetched, one fragment      crumbd's slab, under a lease      fragment_sums or tile_sums
+//     fetched, several fragments copied to this process's memory   tile_sums
 struct Page {
   PageKey key;
   PageKey parent;         // zeros for the first page of a sequence

@@ -62,6 +62,11 @@ struct FetchedPages {
 // PageFetcher acquires this rank's part of pages from crumbd and makes it readable: in place if one
 // fragment has all of it, in crumbd's memory or in a shared device pool; otherwise copied
 // together and verified. Thread-safe.
+//
+// It turns one AcquireRequest into pages: leased fragments that contain the rank's layers and heads
+// become placed pages without a copy; a page whose tiles lie in several fragments takes page_bytes
+// of PagePool and is verified tile by tile while it is copied. A fragment of another format, tile
+// size, layout or model shape counts as corrupt.
 class PageFetcher {
  public:
   // A fetch that is in flight. Memory that its request refers to must outlive it.
@@ -95,6 +100,9 @@ class PageFetcher {
   PendingFetch Start(const PageRequest& request) const;
   // Returns the leading pages of the request's keys. A page that fails a check is a miss; the
   // status is that of the call.
+  //
+  // The result may have no pages: then miss_reason says why, as it does for the page behind the
+  // last one.
   absl::StatusOr<FetchedPages> Finish(PendingFetch pending) const;
   absl::StatusOr<FetchedPages> Fetch(const PageRequest& request) const {
     return Finish(Start(request));

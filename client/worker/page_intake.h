@@ -12,6 +12,9 @@ namespace crumb::client {
 
 // PageIntake brings the pages of a fetched prefix to the memory where a GPU worker attends them:
 // those that are not placed there already. Thread-safe.
+//
+// CPU workers have none: they read pages where crumbd has them. PrefixLoader is the implementation
+// of GPU workers.
 class PageIntake {
  public:
   virtual ~PageIntake() = default;

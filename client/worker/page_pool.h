@@ -30,6 +30,9 @@ inline AlignedBytes AllocateAligned(size_t bytes) {
 
 // PagePool allocates pages in this process's memory, up to a bound. It keeps freed blocks for the
 // next page of the same size. Blocks may outlive the pool. Thread-safe.
+//
+// The bound counts blocks in use; up to 64 idle blocks per size come on top of it and are not
+// returned to the system.
 class PagePool {
  public:
   explicit PagePool(size_t bytes_max) : state_(std::make_shared<State>(bytes_max)) {}

@@ -14,6 +14,9 @@
 namespace crumb::client {
 
 // PagePublisher makes complete pages visible to other workers.
+//
+// A page that is queued must not change any more, and its key must be final. Sequences hold the
+// interface, so that a worker without crumbd runs the same code.
 class PagePublisher {
  public:
   virtual ~PagePublisher() = default;

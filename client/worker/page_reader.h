@@ -15,6 +15,9 @@
 namespace crumb::client {
 
 // PageReader copies pages from the memory where sequences read them to staging memory. Thread-safe.
+//
+// The publisher uses it: HostPageReader for pages of a CPU worker and of transfers, another one for
+// pages in device memory.
 class PageReader {
  public:
   virtual ~PageReader() = default;

@@ -14,6 +14,10 @@ namespace crumb::client {
 // PageTable finds the pages that live sequences of one worker hold, by key, so that sequences with
 // a common prefix use the same pages. It does not own pages. A page of a newer generation replaces
 // that of an older one. Pages may outlive the table. Thread-safe.
+//
+// It holds weak references. A page that sequences share is wrapped in a reference whose deleter
+// takes the page out of the table; looking a key up and dropping the last reference may therefore
+// race, and Find then returns null.
 class PageTable {
  public:
   PageTable() : state_(std::make_shared<State>()) {}

@@ -26,6 +26,14 @@ namespace crumb::client {
 // then in crumbd, whose pages it leases and brings to where attention reads them. It appends pages
 // to SequenceStart::pages, hashes the keys that SequenceStart::prompt_keys lacks, and counts hits
 // and misses. Thread-safe.
+//
+// A long prompt is acquired in parts: the pages whose keys are known, then the others in two parts
+// (four if pages are copied to a device). While crumbd looks a part up, the keys of the next one
+// are hashed; the next part is requested only if all of the part before was a hit. See
+// docs/adr/0013.
+//
+// No error leaves the finder: a failed request ends the prefix, is counted as late or unavailable,
+// and gives the miss its reason.
 class PrefixFinder {
  public:
   // Everything is borrowed. `client` may be null: then only pages of live sequences are found.

@@ -29,6 +29,11 @@ void HashPages(std::span<const int32_t> tokens, std::span<const Digest> extra, s
 
 // PromptKeyCache keeps a worker's latest prompts and the keys of their pages. A prompt that shares
 // a prefix with a cached one is compared with it instead of being hashed. Thread-safe.
+//
+// Comparing 64 tokens costs a fraction of hashing them, and a conversation's next turn repeats
+// nearly all of the last prompt. A prompt that contains a cached one replaces it. The oldest
+// prompts leave when tokens or prompts exceed their bound; a prompt longer than tokens_max is not
+// kept. Find works on a snapshot, so that it holds no lock while it compares.
 class PromptKeyCache {
  public:
   // Keeps the most recently used prompts, up to `tokens_max` tokens and kPromptsMax prompts.

@@ -27,6 +27,18 @@ namespace crumb::client {
 // Publisher commits complete pages: in place, if other workers can read the memory where they are,
 // and through staging memory, with the checksums of their tiles. It does so on one thread behind
 // bounded queues, and drops and counts pages for which there is no room. Thread-safe.
+//
+// The way of a page, on the thread "crumb-publish" (started by the first page or task):
+//     queue --> CommitInPlace (page in a device pool) --> Reserve --> Read, header --> Commit
+//
+// A batch has up to publish_batch pages of one keyspace and one size. It is committed in parts of
+// about 1 MiB, so that crumbd copies a part while the next one is written. Two queues are bounded:
+// publish_queue_max pages that this worker made, 65,536 loaded ones, which are served when the
+// first is empty.
+//
+// An error drops the rest of the batch and counts it: kResourceExhausted as no room, kNotFound and
+// kInvalidArgument as refused, all others as unavailable. In a forked child every call does
+// nothing.
 class Publisher final : public PagePublisher {
  public:
   // Everything is borrowed. `shared` may be null, which means that no page can be committed in
@@ -45,6 +57,8 @@ class Publisher final : public PagePublisher {
   void NoteQuality(std::span<const QualitySample> layers) override;
 
   // Runs `task` on the thread; drops it if another task is waiting or the thread cannot run it.
+  // There is room for one waiting task: tasks are requests that the next event repeats, such as
+  // recording a state.
   void RunSoon(std::function<void()> task);
 
   // Blocks until the pages that are queued now were published or dropped. kDeadlineExceeded: not

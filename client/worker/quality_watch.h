@@ -18,6 +18,10 @@ namespace crumb::client {
 // QualityWatch observes the errors that INT2 history causes in attention: it selects evicted
 // windows of a worker for measurement, and raises the alarm when the mean error over the latest
 // ones exceeds the bound. Thread-safe.
+//
+// Every watch_every-th window is selected, its KV heads taking turns. After an alarm the samples
+// are cleared, so that the next alarm needs watch_windows measurements again. An incomplete set of
+// samples never alarms.
 class QualityWatch {
  public:
   // Called by the thread that called Record, outside any lock.

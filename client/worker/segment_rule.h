@@ -10,6 +10,13 @@ namespace crumb::client {
 
 // SegmentRule says which positions of a sequence are attended from which segment. All results are
 // multiples of kPageTokens; positions count from the sequence's first token.
+//
+//     0         64                      history end              length
+//     | sink    | history pages          | recent window, BF16    |
+// In the prompt the history ends at the begin of the token's prefill block, or at the hit's end if
+// that is later; afterwards it ends 256 to 319 tokens before `length`.
+//
+// CPU and GPU sequences use the one rule, so that both attend, and store, the same bytes.
 struct SegmentRule {
   int recent_tokens = 256;
   int prefill_block = 8192;

@@ -15,6 +15,9 @@
 namespace crumb::client {
 
 // SequenceStart is the state with which a sequence begins: its prompt, keys and cached prefix.
+//
+// SequenceStarter fills it in, and CpuSequence or GpuSequence takes its members over. Its pages are
+// the hit, the first page first, and may be fewer than crumbd has.
 struct SequenceStart {
   std::shared_ptr<const KeyspaceBinding> keyspace;
   std::shared_ptr<const std::vector<int32_t>> prompt;

@@ -39,6 +39,13 @@ struct LedStart {
 // longest cached prefix (PrefixFinder), for a rank alone or in an engine. It owns the parts that
 // all sequences of a worker use, the publisher among them. See Worker for the contract of Begin,
 // Lead and Follow. Thread-safe.
+//
+// Begin:   bind keyspace -> known keys -> pages of live sequences -> Acquire -> hash the rest
+// Lead:    the same, whole pages only, and a token with keyspace, tiers and lease
+// Follow:  decode the token -> join the leader's lease, or acquire the same pages alone
+//
+// A sequence waits for crumbd's opening of the keyspace for its deadline, but at least 50 ms.
+// Members are ordered so that the publisher's thread, which uses the others, ends first.
 class SequenceStarter {
  public:
   // `options` and `client` are borrowed; `client` may be null. `reader` copies pages to staging

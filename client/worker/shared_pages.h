@@ -26,6 +26,8 @@ struct HeldPages {
 
 // SharedPages are the pages in memory that several workers attend: device pools. Pages become
 // visible there where they were written, and hits are attended there without a copy. Thread-safe.
+//
+// WorkerPools implements it for GPU workers with device pools; other workers pass null.
 class SharedPages {
  public:
   virtual ~SharedPages() = default;

@@ -18,6 +18,9 @@ namespace crumb::client {
 
 // TokenLog keeps the tokens of one sequence, its position in the prompt and the keys of its pages.
 // Copyable; not thread-safe.
+//
+// Keys of the prompt come from SequenceStart; those of generated pages are hashed when a page
+// becomes complete, 64 tokens at a time.
 class TokenLog {
  public:
   // Moves prompt, keys and chain out of `start`, whose pages are the hit.
@@ -30,6 +33,7 @@ class TokenLog {
 
   // kInvalidArgument: the sequence is in its prompt and `tokens` are not the next ones.
   absl::Status CheckNext(std::span<const int32_t> tokens) const;
+  // Adds accepted tokens, behind those that are held. REQUIRES: CheckNext has passed.
   void Accept(std::span<const int32_t> tokens);
 
   // Returns the key of a page. REQUIRES: all its tokens are known.

@@ -8,6 +8,9 @@
 namespace crumb::client {
 
 // WorkerTally holds the counters of WorkerCounters while they are being counted. Thread-safe.
+//
+// Parts of a worker borrow it and add without a lock. WorkerCounters has the meaning of each
+// counter.
 struct WorkerTally {
   Counter sequences;
   Counter prompt_tokens;
