@@ -16,6 +16,10 @@ namespace crumb::client {
 // DecodePlans holds the plans of one decode shape in device memory. A plan leaves out the pages in
 // front of a layer's sliding window, so there is one for each window that the rank's layers have.
 // Every step computes all of them.
+//
+// A plan says which warps of the decode kernel process which pages of which sequence; it is
+// computed on the device from the lengths of the step, so that a captured graph needs no new
+// parameters. Plans are in device memory that this object owns.
 class DecodePlans {
  public:
   // `device` is borrowed.

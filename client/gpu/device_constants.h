@@ -13,6 +13,9 @@ namespace crumb::client {
 
 // DeviceConstants holds a rank's rotations, means, feedback, shifts and sink logits in device
 // memory, in the layout that the kernels read. Immutable.
+//
+// Evict transforms (prepared rotations and feedback) are those of all layers together, because one
+// launch evicts all layers of a window; the other arrays are passed layer by layer.
 class DeviceConstants {
  public:
   // Blocks until all constants are copied. `device` is borrowed.

@@ -16,6 +16,9 @@ namespace crumb::client {
 
 // RingShape describes the BF16 rows of one sequence's latest tokens, [layers, K and V, kv_heads,
 // capacity, head_dim]: the row of position p lies in slot p % capacity. Strides are in bytes.
+//
+// Decode rings have recent_tokens + 64 + 1 + draft_slots rows, prompt rings have room for a prefill
+// block and the window. A sequence that leaves its prompt moves to a decode ring.
 struct RingShape {
   int capacity = 0;
   int64_t token_stride = 0;
@@ -34,6 +37,9 @@ struct RingShape {
 };
 
 // DeviceGeometry has the sizes and strides of a rank's data in device memory.
+//
+// A page is [layers, kv_heads] tiles without gaps; the sink is a page whose tiles are BF16, K
+// before V.
 struct DeviceGeometry {
   explicit DeviceGeometry(const WorkerOptions& options)
       : layers(options.own_layers()),

@@ -28,6 +28,10 @@ class Flag {
 
 // DevicePage is a page in device memory: `tiles` is a device address, which host code must not
 // read.
+//
+// A page is made here or loaded here. It is shared with other sequences only once it has settled,
+// except pages of a fetched prefix, which passes attend before they are checked: the pass that
+// completes the prompt then reports damage.
 struct DevicePage : Page {
   std::shared_ptr<const SlotRef> slot;
   std::shared_ptr<const PrefixLoad> load;  // the load that copies it here; null: made here

@@ -35,6 +35,9 @@ struct EvictTable {
 
 // EvictResults owns pinned tables. A launch takes a table and returns it once the host has read the
 // results. Thread-safe.
+//
+// The number of tables bounds the launches whose results were not read yet
+// (DeviceWorkerOptions::evict_results), and with it the pinned memory.
 class EvictResults {
  public:
   static absl::StatusOr<std::unique_ptr<EvictResults>> Create(Device& device, int count,

@@ -21,6 +21,16 @@
 namespace crumb::client {
 
 // GpuBatch is the DeviceBatch of GpuWorker: see DeviceBatch for the contract.
+//
+// A pass, as the stream sees it:
+//     Prepare   eviction of windows that are not part of a captured launch; tables to the device
+//     Start     eviction of due decode windows; plans
+//     per layer Append: rows to sinks and rings; Attend: waits for the layer's load, then a kernel
+//     Advance   results of evictions to the host; the pass ends on the timeline
+//
+// Prepare takes all slots that the pass needs before it changes anything, so that
+// kResourceExhausted leaves sequences as they were. gpu_batch_attention.cc has the launches of a
+// layer.
 class GpuBatch final : public DeviceBatch {
  public:
   // `parts` is borrowed.

@@ -16,6 +16,11 @@ namespace crumb::client {
 
 // DeviceBlockAttention by the kernels of a Device. gpu_block_attention.cc allocates the memory and
 // begins steps, gpu_block_layers.cc has the launches of a layer.
+//
+// A kernel (PlanBlocks) turns the engine's block tables into the address tables that the decode and
+// prefill kernels read, and checks them, because the host does not see them. Another
+// (MoveBlockRows) gathers rows of sink and recent blocks to contiguous memory in front of attention
+// and stores the fresh rows.
 class GpuBlockAttention final : public DeviceBlockAttention {
  public:
   // REQUIRES: options and limits are valid, and Allocate succeeds before any other call.

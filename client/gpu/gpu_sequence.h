@@ -19,6 +19,10 @@ namespace crumb::client {
 
 // GpuSequence is the DeviceSequence of GpuWorker: see DeviceSequence for the contract. It holds a
 // sequence's state, which GpuBatch modifies.
+//
+// `pages` grows when work that writes a page is enqueued, before the device has run it. Readers on
+// other streams wait through PassRef and PrefixLoad, and other sequences find a page only after
+// PageSettler has seen its results.
 class GpuSequence final : public DeviceSequence {
  public:
   GpuSequence(const GpuWorkerParts& parts, const SequenceOptions& options, SequenceStart start);

@@ -19,6 +19,15 @@
 namespace crumb::client {
 
 // GpuWorker is the DeviceWorker: see DeviceWorker for the contract.
+//
+// Parts, in the order of their dependence:
+//     pinner, constants     crumbd's memory pinned; the model's rotations on the device
+//     pools, slot pools     device memory: pages, sinks, rings
+//     loader                fetched prefixes to the device    threads crumb-load, crumb-settle
+//     settler               results of written pages          thread crumb-settle
+//     starter               prefixes, keyspace, publishing    thread crumb-publish
+//     watch, scrubber       quality, checksums                threads crumb-watch, crumb-scrub
+// Each thread ends before the parts that it uses are destroyed.
 class GpuWorker final : public DeviceWorker {
  public:
   ~GpuWorker() override;
@@ -50,7 +59,10 @@ class GpuWorker final : public DeviceWorker {
   absl::StatusOr<std::unique_ptr<DeviceSequence>> MakeSequence(const SequenceOptions& options,
                                                                SequenceStart start);
   absl::Status ProvideFor(const KeyspaceBinding& keyspace);
+  // Called by the loader for a load whose checksums differ, on its background thread.
   void NoteDamage();
+  // Called for a load whose checksums did not arrive from crumbd: its pages count as damaged, but
+  // the failure is counted as late or unavailable.
   void NoteUnchecked(const absl::Status& why);
   void NoteLoaded(const std::shared_ptr<const KeyspaceBinding>& keyspace,
                   std::vector<std::shared_ptr<const Page>> pages);

@@ -22,6 +22,8 @@ class PageScrubber;
 
 // The parts of a GPU worker that all of its batches and sequences use. Everything is borrowed from
 // the worker.
+//
+// It exists so that sequences and batches need not know GpuWorker.
 struct GpuWorkerParts {
   Device& device;
   const WorkerOptions& options;

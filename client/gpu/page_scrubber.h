@@ -29,6 +29,10 @@ namespace crumb::client {
 // number of pages per second. It has a thread and a stream of its own. A damaged page is not given
 // to further sequences, neither by this worker nor, if it lies in a device pool, by crumbd.
 // Sequences that attend it see its `damaged` flag. Thread-safe.
+//
+// Half of each round's pages are offered ones, the rest continues the lap. Checksums come from the
+// page itself, or from crumbd for pages that other workers wrote; the page is not held while crumbd
+// is waited for. The queue of offered pages has 1,024 entries.
 class PageScrubber {
  public:
   // Everything is borrowed.

@@ -53,6 +53,11 @@ struct UnsettledPage {
 // PageSettler reads the results of pages once the pass that wrote them is done. It makes finite
 // pages findable for other sequences and publishes them. It works in the background, in the order
 // of the calls. Thread-safe.
+//
+// written (enqueued) --pass done--> settled: sums and finiteness known --> findable and queued for
+// publishing, or withheld (non-finite row, damaged load, sequence behind such a page)
+//
+// A page over a load that is not checked yet waits for the load's Settle.
 class PageSettler {
  public:
   // `starter` and `background` are borrowed. REQUIRES: `background` is destroyed before this.

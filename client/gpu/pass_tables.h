@@ -19,6 +19,10 @@ namespace crumb::client {
 // PassTables holds the tables in which the kernels of a batch's passes find their sequences:
 // lengths, addresses of sinks and rings, and the page table. They are filled on the host, in one
 // pinned copy for each pass that may be queued. Not thread-safe.
+//
+// Device addresses of the tables never change, so that a captured graph reads the next pass's
+// contents. Rows of the page table are uploaded only as far as they differ from those that the
+// device has.
 class PassTables {
  public:
   static absl::StatusOr<std::unique_ptr<PassTables>> Create(Device& device, int sequences,

@@ -33,6 +33,12 @@ struct LoadLane {
 //
 // A load is enqueued layer by layer, then arrives, and is settled once Settle has read whether its
 // checksums match.
+//
+//     enqueue layer 0 (kernel) -> enqueue groups of layers (copies) -> statuses to the host
+//     -> Settle
+//
+// MakeWait may be called at any time: it blocks only until its layer is enqueued. Pages and
+// sequences hold the load by shared_ptr; its lane is reused by another load once done() is true.
 class PrefixLoad {
  public:
   // More than any number of layers: NoteEnqueued sets it when all layers and the statuses are

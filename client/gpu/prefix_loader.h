@@ -29,6 +29,15 @@ namespace crumb::client {
 
 // PrefixLoader copies pages from crumbd's memory and from peers to device slots, layer by layer on
 // a stream of its own, and verifies the tiles' checksums there. Thread-safe.
+//
+// Sources: pinned slabs of crumbd are read by the kernel or copied asynchronously; memory that is
+// not pinned is copied by the engine, slower; peers' pools are mapped device memory. The first
+// kernel_layers layers arrive by a kernel that verifies while it copies, because attention of layer
+// 0 waits for them; the others by copy engines, verified behind the copies, so that they take no
+// SMs from the model.
+//
+// `loads` lanes bound the loads in flight; a prefix for which no lane or slot is free has no pages,
+// and the engine computes them.
 class PrefixLoader final : public PageIntake {
  public:
   using Keyspace = std::shared_ptr<const KeyspaceBinding>;

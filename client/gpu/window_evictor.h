@@ -22,6 +22,12 @@ struct DueWindow {
 
 // WindowEvictor turns windows of sequences into pages, for all layers and sequences in one launch:
 // the windows of a decode pass in a launch that may be captured, others at once. Not thread-safe.
+//
+// For a decode pass: Prepare(windows) -> Launch (captured) -> Collect -> Settle, all in the pass.
+// For others:        EvictNow(windows), which does the same at once in a pass of its own.
+//
+// The captured launch always has room for every sequence of the batch and reads the number of
+// windows from its table; without windows it returns at once.
 class WindowEvictor {
  public:
   // `parts` is borrowed. A decode pass evicts at most `windows` windows.

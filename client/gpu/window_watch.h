@@ -36,6 +36,9 @@ struct WindowSample {
 // evicted, its exact rows and the queries of a pass are copied aside on the device. A thread copies
 // them and the page's tiles to the host, on a stream of its own behind that pass, and measures them
 // there. It has a few samples; while all are in use, no window is selected. Thread-safe.
+//
+// At most two windows are in flight. A sample's buffers hold the rows of one KV head of all layers;
+// measuring takes a few milliseconds of the thread's time on the CPU.
 class WindowWatch {
  public:
   static constexpr int kTokens = 4;  // maximum number of queries per sample

@@ -23,6 +23,10 @@ namespace crumb::client {
 
 // WorkerPools has the device pools in which a GPU worker takes part: one of INT2 pages and one of
 // sinks on its own device, and those of peers, from which it copies. Thread-safe.
+//
+// Pools are joined by their own threads, without waiting: a worker starts with private slots if
+// crumbd is absent. Pages that this rank can attend in place are adopted; pages of peers, and of
+// fragments with other heads in the own pool, are held and copied by PrefixLoader.
 class WorkerPools final : public SharedPages {
  public:
   // Everything is borrowed; `pages` and `sinks` adopt slots of the own device's pools.

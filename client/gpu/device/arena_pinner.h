@@ -56,6 +56,9 @@ class PinnedArena {
 // ArenaPinner pins the memory that a connection to crumbd has mapped, once per connection, in the
 // background and piece by piece. Copies need not wait for it; they are slower until then.
 // Thread-safe.
+//
+// Pinned: staging memory for reading and writing, slabs for reading. Memory that cannot be pinned,
+// because the limit of locked memory is reached, stays usable and slower.
 class ArenaPinner {
  public:
   // Both are borrowed; `client` may be null.

@@ -17,6 +17,9 @@ namespace crumb::client {
 
 // Background is one thread that runs tasks in the order in which they were added. Callers bound the
 // number of their tasks. Thread-safe.
+//
+// A task runs without a lock held and may add tasks. Objects that tasks use must outlive the
+// Background: place it behind them among an owner's members.
 class Background {
  public:
   // `name` is the thread's name. The thread starts with the first task.

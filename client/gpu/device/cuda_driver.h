@@ -11,6 +11,9 @@ namespace crumb::client {
 
 // CudaDriver has the functions of the CUDA driver that shared device memory needs. They are loaded
 // from the machine's libcuda.so.1; nothing is linked against it.
+//
+// The runtime (libcudart) has no calls for memory that can be exported, and libcrumb must load on
+// machines without a GPU. The table lives as long as the process.
 struct CudaDriver {
   // Loads the functions, once per process. kUnavailable: there is no driver, or it is too old.
   static absl::StatusOr<const CudaDriver*> Load();

@@ -8,6 +8,9 @@ namespace crumb::client {
 
 // CudaKernels launches the kernels of kernels/cuda on one device, which it makes current for each
 // call.
+//
+// Launch errors become status codes by FromCuda; errors of the kernels themselves show at a later
+// synchronization, as with every CUDA launch. Thread-safe: it has no state but the ordinal.
 class CudaKernels final : public DeviceKernels {
  public:
   explicit CudaKernels(int ordinal) : ordinal_(ordinal) {}

@@ -12,6 +12,10 @@ namespace crumb::client {
 
 // Converts the result of the CUDA call that `what` names. It also clears the runtime's last error,
 // which would otherwise be reported by a later launch.
+//
+// kResourceExhausted: no memory; kInvalidArgument: a size or launch configuration; kUnavailable: no
+// device or driver; kAlreadyExists: memory is pinned already; kInternal: everything else, after
+// which the device's context cannot be trusted.
 inline absl::Status FromCuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
   cudaGetLastError();

@@ -7,6 +7,9 @@
 namespace crumb::client {
 
 // CurrentDevice makes a device the calling thread's current one for its own lifetime.
+//
+// The engine's choice of a current device on its own threads must not change under it. Costs a
+// cudaGetDevice, and two cudaSetDevice if the devices differ.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int ordinal) {

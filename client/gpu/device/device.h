@@ -45,6 +45,10 @@ struct DeviceRowsCopy {
 //
 // Thread-safe, but a stream is used by one thread at a time. Codes: kResourceExhausted: there is no
 // memory; kInternal: the device failed, and nothing on it can be trusted any more.
+//
+// Two implementations: CudaDevice, and a simulated device of the tests that runs streams in
+// adversarial order and computes kernels on the CPU. Everything that a device created (memory,
+// streams, events) must be returned to it before it is destroyed; owned.h has types that do so.
 class Device {
  public:
   virtual ~Device() = default;

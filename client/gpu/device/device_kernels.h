@@ -20,6 +20,9 @@ namespace crumb::client {
 // DeviceKernels is the client's interface to the kernels of kernels/cuda. Launches only enqueue.
 // Parameters are copied by the call; memory that they refer to is read when the kernel runs.
 // kInvalidArgument: the kernel does not support the sizes.
+//
+// Each function has the contract of the function of that name in kernels/cuda, where shapes and
+// alignments of the parameters are documented.
 class DeviceKernels {
  public:
   virtual ~DeviceKernels() = default;

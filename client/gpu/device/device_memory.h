@@ -48,6 +48,9 @@ class DeviceRange {
 
 // DeviceMemory allocates and maps memory of one device for pools. Handles and ranges may outlive
 // it. Thread-safe.
+//
+// A pool is built from it: Allocate a handle, Export its descriptor to crumbd, Import it in other
+// processes, and Map it into each process's range at the handle's offset.
 class DeviceMemory {
  public:
   struct HostOptions {

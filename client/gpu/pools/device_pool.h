@@ -29,6 +29,8 @@
 
 namespace crumb::client {
 
+// All members of one pool must use equal slot_bytes and handle_bytes; otherwise crumbd gives them
+// pools of their own.
 struct DevicePoolOptions {
   uint64_t slot_bytes = 0;                      // size of one fragment's tiles; a multiple of 128
   uint64_t handle_bytes = uint64_t{256} << 20;  // size of one allocation of device memory
@@ -39,6 +41,7 @@ struct DevicePoolOptions {
   Duration call_timeout = std::chrono::seconds(2);  // limit of calls in the background
 };
 
+// The present use of the pool by this process, and events since it was opened.
 struct DevicePoolStats {
   uint64_t handles = 0;        // mapped handles
   uint64_t blank_slots = 0;    // blank slots that are ready
@@ -73,6 +76,14 @@ class DeviceSlot {
 //
 // device_pool.cc takes, holds and releases slots, and runs the thread; device_pool_join.cc joins
 // the pool and reports held slots to crumbd.
+//
+// The thread ("crumb-pool"), whenever it is woken:
+//     no session        join, offer handles, claim held slots, report the mark
+//     too few blanks    reserve; if crumbd has none, grow the range by handles; else retry later
+//     demotions         copy the page to staging memory, commit it there, report it
+//
+// Lock order: reserving_ before mutex_. Calls to crumbd are made without mutex_, so that TakeBlank
+// never waits for crumbd.
 class DevicePool final : private PoolListener {
  public:
   // A fragment to commit: work that has finished wrote its tiles to `slot`.

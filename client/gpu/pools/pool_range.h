@@ -27,6 +27,11 @@ struct PoolRangeOptions {
 
 // PoolRange holds the handles of one pool, mapped into one address range of this process, so that a
 // slot's number determines its address. Nothing is unmapped before destruction. Thread-safe.
+//
+// slot s lies at base + (s / slots per handle) * handle_bytes + (s % slots per handle) * slot_bytes
+//
+// Every process maps handle n at n * handle_bytes, so that slot numbers are the same for all while
+// addresses differ. The range is virtual; physical memory comes with the handles.
 class PoolRange {
  public:
   // Reserves the address range. `memory` and `link` are borrowed.

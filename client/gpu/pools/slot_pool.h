@@ -33,6 +33,9 @@ struct SlotRef {
 // A private slot is unused, taken (a SlotRef exists), or retired (passes that began before its
 // release may still use it). A slot of a device pool that was released waits for such passes in
 // `leaving`.
+//
+// Taking a slot orders the taker's stream behind the passes that may still read it; no call waits
+// on the host for that.
 class SlotPool {
  public:
   using Slots = std::vector<std::shared_ptr<const SlotRef>>;

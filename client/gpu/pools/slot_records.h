@@ -27,6 +27,8 @@ struct SlotRecord {
 };
 
 // SlotRecords has the records of a pool's slots by number. Not thread-safe.
+//
+// Memory is proportional to the highest slot number used, which the pool's size bounds.
 class SlotRecords {
  public:
   // Adds a use of the slot and returns its record.
