@@ -29,6 +29,9 @@ struct Serve;
 //     \--(connect_timeout, a malformed hello, or no common version)--> destroyed
 //
 // Belongs to the progress thread.
+//
+// Each direction of page traffic has connections of its own: a node that both fetches from a peer
+// and serves it has two. `ours` connections have `fetches`, the others have `serves`.
 struct Connection {
   enum class Phase : uint8_t { kHello, kUp };
 
@@ -61,6 +64,9 @@ struct Connection {
 
 // The owner of the connections, as the requester and the responder see it. Belongs to the progress
 // thread.
+//
+// Protocol implements it. A Connection pointer is valid until Break of that connection; a task that
+// runs later looks the connection up by its number.
 class ConnectionHost {
  public:
   virtual ~ConnectionHost() = default;

@@ -12,6 +12,10 @@
 namespace crumb::transport {
 
 // The counters and gauges of a transport, of which TransportStats is a snapshot. Thread-safe.
+//
+// Requester, Responder and Protocol add to them on the progress thread; any thread may take a
+// snapshot, whose values may be some events apart. docs/metrics.md has the names under which crumbd
+// exports them.
 struct Counters {
   Counter fetches, fetches_refused, bytes_fetched, quarantined;
   Counter serves, serves_refused, bytes_served;

@@ -70,6 +70,10 @@ struct RequestedPage {
 };
 
 // Up to TransportOptions::fetch_pages_max pages of one keyspace, in one request.
+//
+// Fetch copies the request; `places` must stay valid until `memory` is dropped. Tiles are written
+// as they arrive, also those of a page that ends as a miss, so that the memory of such a page has
+// undefined contents. kHit alone promises that every requested tile is verified.
 struct FetchRequest {
   SessionToken session{};
   KeyspaceId keyspace;
@@ -96,6 +100,8 @@ struct PageResponse {
   std::vector<FetchedFragment> fragments;
 };
 
+// A miss of one page does not affect the others. It is always delivered, also if the connection
+// fails: every accepted fetch gets exactly one FetchDone.
 struct FetchResponse {
   std::vector<PageResponse> pages;  // one per requested page, in order
   // The reason, for the log, if a page is kUnavailable, kCorrupt, kRefused or kBusy.

@@ -61,6 +61,9 @@ struct SourceResponse {
 
 // The source of the fragments that a transport serves. It authorizes a request and leases the pages
 // that are present. Thread-safe.
+//
+// The lease of a response keeps slots in place while their bytes are being sent. The requester is
+// not trusted: keys, ranges and generation may have any values.
 class FragmentSource {
  public:
   using Reply = std::function<void(SourceResponse)>;

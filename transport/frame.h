@@ -31,6 +31,8 @@ inline constexpr size_t kControlBodyMax = 512 << 10;
 
 enum class FrameType : uint8_t { kHello = 1, kFetch = 2, kResponse = 3, kData = 4, kCancel = 5 };
 
+// 48 bytes in front of every body, the same for all types: the last four fields concern kData only.
+// Numbers are little-endian.
 struct FrameHeader {
   FrameType type = FrameType::kHello;
   uint16_t version = kVersionMax;
@@ -86,6 +88,9 @@ absl::StatusOr<FetchBody> DecodeFetch(std::span<const std::byte> body);
 
 // The body of a kResponse: consecutive pages from `first_page` on, with the encoded headers of
 // their fragments. A long response consists of several frames.
+//
+// A page that is a hit has one header for each fragment that contributes tiles; the tiles follow in
+// kData frames, in the order of pages and fragments.
 struct ResponseBody {
   struct Page {
     PageStatus status = PageStatus::kAbsent;

@@ -27,6 +27,11 @@ struct TileBatch {
 // The requesting side of a fetch. It validates the peer's frames and writes verified tiles to their
 // places. A page has no response at first, then is open (it is a hit, and tiles are missing), then
 // ended. Not thread-safe; belongs to the progress thread.
+//
+// Everything that a peer sends is checked against the request: the number of pages, the headers'
+// checksum, key, keyspace and tile size, that fragments cover the range without overlap, and that
+// each tile arrives once and has the checksum of its header. Frames that contradict this are
+// kDataLoss, which ends the connection; a page whose header or tiles are wrong is kCorrupt.
 class IncomingFetch {
  public:
   // Returns kInvalidArgument with the reason if a request is malformed.

@@ -20,6 +20,8 @@ namespace crumb::transport {
 // A connection of the medium to one peer. Its destructor closes it by force: frames that were not
 // sent are dropped, pulls in flight end with an error, and the protocol is not called back for
 // either.
+//
+// Tiles are not copied to be sent: the medium reads them where the store has them.
 class Link {
  public:
   virtual ~Link() = default;
@@ -32,6 +34,9 @@ class Link {
 };
 
 // The body of a frame that arrived. It is valid during OnFrame only.
+//
+// Small frames have their bytes with them. A large one is announced first, and Pull then transfers
+// it straight to its destination (a rendezvous of UCX).
 class Arrival {
  public:
   using Pulled = std::function<void(absl::Status)>;

@@ -22,6 +22,8 @@ struct OutgoingFrame {
 
 // The serving side of a fetch: it cuts the leased fragments into frames, first the response and
 // then the tiles. Not thread-safe; belongs to the progress thread.
+//
+// Tiles are not checksummed again: the checksums in the slots' headers pass from end to end.
 class OutgoingResponse {
  public:
   // `frame_bytes` bounds the tiles of one frame; a larger tile has a frame of its own.

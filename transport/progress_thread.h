@@ -18,6 +18,9 @@ namespace crumb::transport {
 
 // A queue of work that other threads post to a progress thread. Its length is bounded by its
 // callers: fetches_max and serves_max bound the posts of fetches and replies. Thread-safe.
+//
+//     other threads:     Post(task)
+//     progress thread:   Take() -> run the tasks -> ... -> if Sleep() is true, sleep -> Awake()
 class Inbox {
  public:
   using Task = std::function<void()>;

@@ -24,6 +24,11 @@ namespace crumb::transport {
 // The protocol on top of links: it keeps the connections, exchanges hellos, and passes frames to
 // the requester and the responder. A progress thread drives it with Step; calls from other threads
 // reach that thread through the inbox.
+//
+// One object per transport, the same over UCX and over the loopback network, so that tests of the
+// loopback run the code of production. Nothing here blocks and, except the inbox and the counters,
+// nothing is locked, because the progress thread alone touches it. A connection without traffic is
+// closed after its idle time; a frame that cannot be parsed ends the connection.
 class Protocol final : public LinkEvents, private ConnectionHost {
  public:
   // `wake` ends the sleep of the progress thread. `source` may be null: every request is refused.
