@@ -15,6 +15,10 @@ namespace crumb::server {
 
 // The leases of a session's last Acquires, for callers that did not get the response: gRPC may
 // count a call as done that its caller had given up. Bounded. Thread-safe.
+//
+// Finish and Abandon of one request may come in either order: the one that comes second ends the
+// lease. Beyond kRequestsMax requests the oldest are forgotten, and their leases end with the
+// engine.
 class AcquireLedger {
  public:
   static constexpr size_t kRequestsMax = 1024;

@@ -14,6 +14,8 @@
 namespace crumb::server {
 
 // Serves the calls of sessions that go over a socket of their own. Thread-safe.
+//
+// It spares such calls gRPC's threads, see docs/adr/0014. `number` names an open socket to Close.
 class CallPlane {
  public:
   struct Opened {

@@ -34,6 +34,8 @@ namespace crumb::server {
 // (`Held::left`) cannot give back the acquirer's hold.
 class Engine {
  public:
+  // `pages_max` and `leases_max` bound the leases of all its sessions together, including Acquires
+  // in progress.
   Engine(const RandomId& id, unsigned uid, std::string tenant, uint64_t pages_max,
          size_t leases_max)
       : id_(id),

@@ -32,6 +32,10 @@ namespace crumb::server {
 //                  ends the session when its engine has no lease and SessionMemory holds nothing
 //   kEnded         the process exited, or has released everything. Its holds of leases have ended,
 //                  and its token is not found any more
+//
+// Ownership: SessionTable holds a session until it has ended, and calls hold it while they run. The
+// session holds its engine and its staging memory; the listener's Connection and the notice queue
+// refer to it.
 class Session {
  public:
   enum class Phase : uint8_t { kOpen, kDisconnected, kEnded };

@@ -22,6 +22,9 @@ namespace crumb::server {
 // The sessions and engines of this node. It makes the transitions of Session::Phase and ends the
 // leases, reservations and staging memory that end with them. FdListener opens sessions and reports
 // when a process closes its connection or exits; this table uses no sockets. Thread-safe.
+//
+// Locks: mutex_ guards both maps. Memory is unmapped, and leases are ended in the store, without
+// it, because both take time in their size.
 class SessionTable {
  public:
   struct OpenRequest {

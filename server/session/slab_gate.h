@@ -18,6 +18,9 @@ namespace crumb::server {
 
 // Sends a process the slabs that its leases lie in, each once, over the socket of its session.
 // Thread-safe.
+//
+// Tenants that own slabs must not see those of others: a process of theirs gets the descriptor of a
+// slab only with the first lease in it, and before the response that names the slab.
 class SlabGate {
  public:
   // Sends a message with descriptors over a socket.

@@ -24,6 +24,9 @@ namespace crumb::server {
 // Room is used again as soon as it is free, so an offset alone may name another reservation than
 // its sender meant. A reservation is therefore named by its offset and the number of the Reserve
 // that made it. The number 0 names any.
+//
+// A reservation:  free --Reserve--> reserved --Take--> committing --~Piece--> free
+//                   ^------Abort, GiveUp------'
 class StagingArea {
  public:
   static constexpr uint64_t kAlignment = 512;
