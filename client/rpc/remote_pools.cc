@@ -16,7 +16,7 @@ constexpr size_t kClaimBytesMax = 1 << 20;
 constexpr size_t kClaimsMax = 1024;
 
 // Returns the number of a Reserve, unique in this process. A session that joins a pool again is the
-// same member to crumbd, which would response a repeated number with slots that are in use.
+// same member to crumbd, which would respond to a repeated number with slots that are in use.
 uint64_t NewReserveNumber() {
   static std::atomic<uint64_t> last{0};
   return last.fetch_add(1) + 1;
