@@ -184,7 +184,8 @@ TEST_F(StagingTest, RoomOfAReserveThatWasGivenUpComesBack) {
     // crumbd first responds to a Commit that it received earlier over the socket.
     auto pending = StartCommit(std::move(slots), milliseconds(sockets ? 1 : 20'000));
     if (sockets) pending.reset();
-    const auto late = client_->Reserve(2, 512, milliseconds(1));
+    // The deadline is long enough that crumbd has received the call before it is given up.
+    const auto late = client_->Reserve(2, 512, milliseconds(300));
     EXPECT_TRUE(absl::IsDeadlineExceeded(late.status()));
     crumbd_->block_reserve = false;
     crumbd_->block_commit = false;
