@@ -102,20 +102,20 @@ class Sequence {
   // The engine computes the rest, which is at least one token.
   virtual int cached_tokens() const = 0;
 
-  // Stores the fresh tokens' rows of one layer. kInvalidArgument: the layer or the tokens are out
-  // of range, or other layers of the pass had another number of tokens; kFailedPrecondition: the
-  // layer has its rows already, or Finish was called; kResourceExhausted: there is no memory for
-  // pages. k, v [tokens, kv_heads, head_dim] bf16, after QK-norm and RoPE; copied No row is stored
-  // after an error. The first Append of a pass allocates everything that the pass needs, so that
-  // kResourceExhausted comes before the pass has begun: it can be repeated once other sequences
-  // have ended.
+  // Stores the fresh tokens' rows of one layer: k and v are [tokens, kv_heads, head_dim] in BF16,
+  // after QK-norm and RoPE, and are copied. kInvalidArgument: the layer or the tokens are out of
+  // range, or other layers of the pass had another number of tokens; kFailedPrecondition: the layer
+  // has its rows already, or Finish was called; kResourceExhausted: there is no memory for pages.
+  // No row is stored after an error. The first Append of a pass allocates everything that the pass
+  // needs, so that kResourceExhausted comes before the pass has begun: it can be repeated once
+  // other sequences have ended.
   virtual absl::Status Append(int layer, int tokens, const kernels::Bf16* k,
                               const kernels::Bf16* v) = 0;
 
-  // Computes causal attention of the pass's fresh tokens over everything held, themselves included.
-  // kFailedPrecondition: there was no Append of this layer before. q   [tokens, q_heads, head_dim]
-  // bf16 out [tokens, q_heads, head_dim] f32, in the model's basis kResourceExhausted: there is no
-  // work memory.
+  // Computes causal attention of the pass's fresh tokens over everything held, themselves included:
+  // q is [tokens, q_heads, head_dim] in BF16, out is [tokens, q_heads, head_dim] in float, in the
+  // model's basis. kFailedPrecondition: there was no Append of this layer before;
+  // kResourceExhausted: there is no work memory.
   virtual absl::Status Attend(int layer, int tokens, const kernels::Bf16* q, float* out) = 0;
 
   // Ends the pass: the first tokens.size() fresh tokens become part of the sequence with these ids,
