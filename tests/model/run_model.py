@@ -39,8 +39,10 @@ def build(model, defines, liveness, folder):
     if code != 0 or not (folder / "pan.c").exists():
         sys.exit(f"spin -a failed:\n{output}")
     how = ["-DNFAIR=3"] if liveness else ["-DSAFETY"]
+    # Optimising pan.c takes the compiler longer (25 s against 3) than it saves the search (12 s
+    # against 22 for the largest one).
     code, output = run(
-        ["gcc", "-O2", "-w", "-DCOLLAPSE", "-DVECTORSZ=1024", f"-DMEMLIM={MEMORY_MIB_MAX}", *how,
+        ["gcc", "-O0", "-w", "-DCOLLAPSE", "-DVECTORSZ=1024", f"-DMEMLIM={MEMORY_MIB_MAX}", *how,
          "-o", "pan", "pan.c"], folder, SECONDS_MAX)
     if code != 0:
         sys.exit(f"the compiler failed:\n{output}")
