@@ -15,10 +15,10 @@
 #include <thread>
 
 #include "common/errno_status.h"
+#include "common/status_macros.h"
 #include "common/unique_fd.h"
 
 namespace crumb::bench {
-namespace {}  // namespace
 
 absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
     const std::vector<std::string>& argv, const std::string& log_path) {
@@ -45,6 +45,18 @@ ChildProcess::~ChildProcess() {
   if (ended_) return;
   ::kill(pid_, SIGKILL);
   ::waitpid(pid_, nullptr, 0);
+}
+
+absl::StatusOr<std::vector<std::unique_ptr<ChildProcess>>> StartBusyLoops(size_t count) {
+  // It looks for its parent seldom: the kernel's part of the loop is small.
+  constexpr const char* kLoop =
+      "while kill -0 $PPID; do i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done; done";
+  std::vector<std::unique_ptr<ChildProcess>> loops;
+  for (size_t i = 0; i < count; ++i) {
+    CRUMB_ASSIGN_OR_RETURN(loops.emplace_back(),
+                           ChildProcess::Start({"/bin/sh", "-c", kLoop}, "/dev/null"));
+  }
+  return loops;
 }
 
 bool ChildProcess::Running() {

@@ -42,6 +42,10 @@ class ChildProcess {
   bool ended_ = false;
 };
 
+// Starts `count` processes that compute and never sleep, which stand for the other programs of a
+// busy machine. They end with this process, or when the result is destroyed.
+absl::StatusOr<std::vector<std::unique_ptr<ChildProcess>>> StartBusyLoops(size_t count);
+
 // Returns a TCP port on the loopback address at which no process listens now.
 absl::StatusOr<int> FreeLoopbackPort();
 

@@ -100,6 +100,11 @@ class Grammar {
     sub->add_option("--idle-seconds", store_->idle_seconds, "seconds of the operation idle")
         ->check(CLI::Range(1.0, 600.0))
         ->capture_default_str();
+    sub->add_option(
+           "--beside-load", store_->beside_load,
+           "processes that compute beside every figure: one for each core is a busy machine")
+        ->check(CLI::Range(0, 1024))
+        ->capture_default_str();
     CLI::Option* socket_dir = sub->add_option("--socket-dir", store_->socket_dir,
                                               "folder of a running crumbd's sockets; without it "
                                               "one is started in a temporary folder");

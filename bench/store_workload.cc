@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "bench/child_process.h"
 #include "bench/fragment_set.h"
 #include "bench/measure.h"
 #include "bench/raw_limits.h"
@@ -320,6 +321,8 @@ absl::StatusOr<StoreResult> RunStoreWorkload(const StoreWorkloadOptions& options
   result.memory_read_gb_per_s = MemoryReadGbPerS(kLimitBytes, kLimitDuration);
   result.memory_copy_gb_per_s = MemoryCopyGbPerS(kLimitBytes, kLimitDuration);
   CRUMB_ASSIGN_OR_RETURN(result.loopback_tcp_gb_per_s, LoopbackTcpGbPerS(kLimitDuration));
+  result.beside_load = options.beside_load;
+  CRUMB_ASSIGN_OR_RETURN(const auto busy_loops, StartBusyLoops(options.beside_load));
   if (Contains(options.planes, "shm") || Contains(options.planes, "grpc")) {
     CRUMB_RETURN_IF_ERROR(RunCrumbdPlanes(options, result));
   }
@@ -380,6 +383,7 @@ json StoreJson(const StoreResult& result) {
   json out = {{"memory_read_gb_per_s", result.memory_read_gb_per_s},
               {"memory_copy_gb_per_s", result.memory_copy_gb_per_s},
               {"loopback_tcp_gb_per_s", result.loopback_tcp_gb_per_s},
+              {"beside_load", result.beside_load},
               {"rows", json::array()}};
   for (const StoreRow& row : result.rows) out["rows"].push_back(RowJson(row));
   return out;
@@ -405,6 +409,9 @@ std::string StoreText(const StoreResult& result) {
       notes += fmt::format("ssd get of {} / raw read, median of the pairs: {:.2f}\n",
                            tools::FormatBytes(row.fragment_bytes), row.ratio_to_raw);
     }
+  }
+  if (result.beside_load > 0) {
+    notes += fmt::format("{} processes computed beside every figure\n", result.beside_load);
   }
   return table.ToString() + notes +
          fmt::format(

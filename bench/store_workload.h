@@ -15,8 +15,7 @@
 // Workload `store` measures one client thread of a crumbd, per plane and fragment size.
 //
 //   acquire   (shm) lookup and lease of 1 and of 1,600 resident pages in one call, until a byte of
-//   the
-//             last page was read; the keys are computed before, and the release is not timed
+//             the last page was read; the keys are computed before, and the release is not timed
 //   put       shm: copy into staging, commit with crumbd's check of checksums; grpc: streaming Put
 //   get       shm: lease, read every byte in place, release; grpc: streaming Get with checksums
 //             verified; ucx-tcp: fetch from another process over UCX on the loopback address, one
@@ -30,7 +29,8 @@
 //
 // Pages are INT2 fragments of 4,608-byte tiles. CPU seconds are those of all threads of both
 // processes. Redis, if requested, moves the same bytes with SET and GET over loopback TCP. Limits
-// are measured in the same run. Figures of put and get are medians of three rounds.
+// are measured in the same run, before the processes of `beside_load` start. Figures of put and get
+// are medians of three rounds.
 namespace crumb::bench {
 
 // One row of the store workload's result. Fields that do not apply are 0 or empty.
@@ -53,6 +53,7 @@ struct StoreResult {
   double memory_read_gb_per_s = 0;
   double memory_copy_gb_per_s = 0;
   double loopback_tcp_gb_per_s = 0;
+  size_t beside_load = 0;  // processes that computed beside the rows
 };
 
 nlohmann::json StoreJson(const StoreResult& result);
@@ -64,11 +65,12 @@ struct StoreWorkloadOptions {
   std::vector<size_t> fragment_bytes = {128 << 10, 1 << 20};
   double seconds = 2;  // time of every put, get and acquire figure
   double idle_seconds = 10;
-  std::string socket_dir;       // a running crumbd; empty: starts one. Plane ssd has none
-  std::string crumbd;           // the crumbd to start
-  std::string fragment_server;  // crumb-fragment-server, for ucx-tcp
-  std::string redis;            // HOST:PORT, "auto" starts one, empty: no comparison
-  ByteSize host_bytes{uint64_t{2} << 30};       // host memory of the started crumbd
+  size_t beside_load = 0;  // processes that compute beside every figure, but not beside the limits
+  std::string socket_dir;  // a running crumbd; empty: starts one. Plane ssd has none
+  std::string crumbd;      // the crumbd to start
+  std::string fragment_server;             // crumb-fragment-server, for ucx-tcp
+  std::string redis;                       // HOST:PORT, "auto" starts one, empty: no comparison
+  ByteSize host_bytes{uint64_t{2} << 30};  // host memory of the started crumbd
   ByteSize ssd_set_bytes{uint64_t{512} << 20};  // bytes that a pair reads
 
   // kInvalidArgument: a plane or operation is unknown, or planes exclude one another.

@@ -7,8 +7,12 @@
 
 #include <filesystem>
 #include <fstream>
+#include <span>
+#include <vector>
 
+#include "bench/measure.h"
 #include "bench/servers_under_test.h"
+#include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 
 namespace crumb::bench {
@@ -42,6 +46,19 @@ TEST(ChildProcessTest, AProgramThatIsNotThereIsNotFound) {
   const TemporaryFolder folder;
   EXPECT_EQ(ChildProcess::Start({"/no/such/program"}, folder.File("log")).status().code(),
             absl::StatusCode::kNotFound);
+}
+
+TEST(BusyLoopsTest, TakeProcessorTimeUntilTheyAreDestroyed) {
+  std::vector<pid_t> pids;
+  {
+    const auto loops = StartBusyLoops(2);
+    ASSERT_TRUE(loops.ok()) << loops.status();
+    for (const auto& loop : *loops) pids.push_back(loop->pid());
+    ASSERT_EQ(pids.size(), 2u);
+    EXPECT_TRUE(Eventually([&] { return CpuSecondsOf(std::span(pids).first(1)) > 0.05; }));
+    EXPECT_TRUE(Eventually([&] { return CpuSecondsOf(std::span(pids).last(1)) > 0.05; }));
+  }
+  for (const pid_t pid : pids) EXPECT_NE(::kill(pid, 0), 0);
 }
 
 TEST(ScratchFolderTest, GoesWithEverythingInIt) {

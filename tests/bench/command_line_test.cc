@@ -99,14 +99,16 @@ TEST(CommandLineTest, ReadsReplay) {
 }
 
 TEST(CommandLineTest, ReadsStore) {
-  const CommandLine line = Parsed({"store", "--planes", "shm,grpc", "--sizes", "128KiB,1MiB,4608",
-                                   "--seconds", "0.5", "--redis", "auto", "--ops", "put"});
+  const CommandLine line =
+      Parsed({"store", "--planes", "shm,grpc", "--sizes", "128KiB,1MiB,4608", "--seconds", "0.5",
+              "--redis", "auto", "--ops", "put", "--beside-load", "2"});
   const auto& options = std::get<StoreWorkloadOptions>(line.workload);
   EXPECT_THAT(options.planes, ElementsAre("shm", "grpc"));
   EXPECT_THAT(options.operations, ElementsAre("put"));
   EXPECT_THAT(options.fragment_bytes, ElementsAre(128 << 10, 1 << 20, 4608));
   EXPECT_EQ(options.seconds, 0.5);
   EXPECT_EQ(options.crumbd, "/programs/crumbd");
+  EXPECT_EQ(options.beside_load, 2u);
 }
 
 TEST(CommandLineTest, ReadsCodec) {
