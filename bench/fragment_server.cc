@@ -1,10 +1,9 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// crumb-fragment-server BYTES PAGES ADDRESS_FILE [ADDRESS] serves the fragments of `crumb-bench
-// store
-// --planes ucx-tcp` from a separate process, over UCX on ADDRESS, by default the loopback address.
-// It writes the address at which it listens to ADDRESS_FILE, and ends at SIGTERM or with its parent
-// process.
+// crumb-fragment-server BYTES PAGES ADDRESS_FILE [ADDRESS] serves the fragments of plane ucx-tcp of
+// `crumb-bench store` from a separate process, over UCX on ADDRESS, by default the loopback
+// address. It writes the address at which it listens to ADDRESS_FILE, and ends at SIGTERM or with
+// its parent process.
 
 #include <signal.h>
 #include <sys/prctl.h>

@@ -63,7 +63,7 @@ void DeviceOptions::Visit(ConfigVisitor& visitor) {
                 "slots of one device pool that workers copy down at a time; beyond that, pages "
                 "whose slots are needed are dropped");
   visitor.Field("blank_percent_min", blank_percent_min, {.most = 50},
-                "share of a device pool's slots kept free by copying pages down ahead of need");
+                "percentage of a device pool's slots kept free by copying pages down ahead of need");
 }
 
 void StoreOptions::Visit(ConfigVisitor& visitor) {

@@ -14,10 +14,9 @@
 //    shared memory (Ring), with one cp.async.bulk per row of W. They begin before the previous
 //    kernel has ended and do not stop between products, so that the memory is never idle.
 // 3. Two groups of eight consumer warps (Consumer in product_chain.cu) take pieces in turn. The
-// warps
-//    of a group divide the channels of a piece and multiply with mma.sync: rows of x are its rows,
-//    rows of W its columns. Channels may have any order as long as both operands agree, so a lane
-//    loads 16 contiguous bytes of each.
+//    warps of a group divide the channels of a piece and multiply with mma.sync: rows of x are its
+//    rows, rows of W its columns. Channels may have any order as long as both operands agree, so a
+//    lane loads 16 contiguous bytes of each.
 // 4. The partial sums of a tile are added up by one warp, after it has multiplied another tile.
 // 5. Between products, blocks wait for one another (Consumer::Arrive, Wait); streams continue.
 namespace crumb::models::cuda::ptx {
