@@ -13,12 +13,18 @@
 
 namespace crumb::server {
 
-// Serves the calls of sessions that go over a socket of their own. Thread-safe.
+// Serves the calls of sessions that go over a socket of their own. The interface lies here because
+// the session folder does not know the calls' logic; CallSockets in server/calls implements it, and
+// FdListener, which opens and closes the sockets with their sessions, is its only user.
+// Thread-safe.
 //
-// It spares such calls gRPC's threads, see docs/adr/0014. `number` names an open socket to Close.
+// A socket of its own spares such calls gRPC's threads, see docs/adr/0014. `number` names an open
+// socket to Close.
 class CallPlane {
  public:
+  // A socket that Open has made.
   struct Opened {
+    // Number of the socket, from 1 and never used twice; 0: none was opened.
     uint64_t number = 0;
     UniqueFd socket;  // the process's end
   };
@@ -27,10 +33,12 @@ class CallPlane {
 
   // Serves the session's calls until Close, or until the process closes its end. The process may
   // send descriptors whose close blocks, so `closing` closes them, and this end with its unread
-  // messages, as tasks of `owner`.
+  // messages, as tasks of `owner`. kUnavailable: crumbd is stopping; errors of making the pair of
+  // sockets are passed on.
   virtual absl::StatusOr<Opened> Open(std::shared_ptr<Session> session,
                                       std::shared_ptr<OwnerTasks> closing, std::string owner) = 0;
-  // Calls in progress go on, and their responses are dropped. Ignores numbers that are not open.
+  // Stops serving a socket and shuts it down. Calls in progress go on, and their responses are
+  // dropped. Ignores numbers that are not open.
   virtual void Close(uint64_t number) = 0;
 };
 

@@ -16,7 +16,10 @@
 
 namespace crumb::server {
 
-// All processes of one model replica, and the leases that they hold together. Thread-safe.
+// All processes of one model replica, and the leases that they hold together. SessionTable makes an
+// engine for the first session that names it and ends it with the last; sessions hold it by
+// reference count, so calls in progress may still use it after its end. Thread-safe: one mutex
+// guards all of its state, and nothing external is called under it.
 //
 // The life of a lease. The store makes it and ends it; the engine counts its holds.
 //
@@ -32,6 +35,10 @@ namespace crumb::server {
 //
 // End gives back every hold, when the engine's last session is gone. A session that has left
 // (`Held::left`) cannot give back the acquirer's hold.
+//
+// Why holds are counted: the scheduler process of an engine acquires a prefix, and the processes of
+// its ranks read it. A rank that joined the lease keeps the pages in place even if the scheduler
+// releases them, or dies, before the rank has read them.
 class Engine {
  public:
   // `pages_max` and `leases_max` bound the leases of all its sessions together, including Acquires
@@ -44,7 +51,10 @@ class Engine {
         pages_max_(pages_max),
         leases_max_(leases_max) {}
 
+  // Returns the 16 random bytes that all processes of the engine send in their hello.
   const RandomId& id() const { return id_; }
+  // Returns the user id that every process of the engine must have; a process of another user with
+  // the same engine id is refused.
   unsigned uid() const { return uid_; }
   const std::string& tenant() const { return tenant_; }  // empty if it has none
 
@@ -89,14 +99,18 @@ class Engine {
   // Ends the engine and adds its leases to `ended`.
   void End(Ended* ended);
 
+  // Returns the number of leases that the engine holds; Acquires in progress are not counted.
   size_t leases() const;
+  // Returns the pages of these leases, with those that Acquires in progress have taken.
   uint64_t pages() const;
 
  private:
   struct Held {
+    // Pages that the lease takes off the engine's budget.
     uint64_t pages = 0;
     uint64_t acquirer = 0;  // slot of the session
     bool acquired = true;   // the acquirer has not released it
+    // Number of joins that were not given back, over all sessions.
     uint64_t joined = 0;
     std::set<uint64_t> left;           // slots of sessions that had joined
     std::shared_ptr<const void> held;  // budget that the lease's pages take
@@ -111,6 +125,8 @@ class Engine {
   mutable Mutex mutex_;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t pages_ ABSL_GUARDED_BY(mutex_) = 0;  // leased, or taken for an Acquire in progress
+  // Acquires in progress: calls of TakeBudget without their AddLease. They count against
+  // leases_max_.
   size_t acquiring_ ABSL_GUARDED_BY(mutex_) = 0;
   std::unordered_map<storage::LeaseId, Held> leases_ ABSL_GUARDED_BY(mutex_);
 };

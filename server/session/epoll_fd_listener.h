@@ -42,33 +42,42 @@ class EpollFdListener : public FdListener {
  private:
   // The descriptor of a connection that an event concerns.
   enum class Source : uint64_t { kSocket, kPidfd, kPools };
-  // Epoll's word of an event. Connections are numbered from 1: the word is the number times 4, plus
-  // the source.
+  // Epoll's word of an event, which names the connection without a pointer that could dangle.
+  // Connections are numbered from 1 and numbers are not reused: the word is the number times 4,
+  // plus the source. The words of number 0 are those of the listener and of wake_.
   static constexpr uint64_t kListenerWord = 0;
   static constexpr uint64_t kWakeWord = 1;
   static constexpr uint64_t WordOf(uint64_t number, Source source) {
     return number << 2 | static_cast<uint64_t>(source);
   }
 
-  // The thread: handles events and deadlines until stopped.
+  // The thread: handles events and deadlines until stopped. One round handles the events that epoll
+  // reports, up to 64, then closes connections whose hello is late, accepts again if it had paused,
+  // and checks the pools.
   void Run();
-  // Wakes the thread. Thread-safe.
+  // Makes the thread look for ended sessions and for stopping_. Thread-safe.
   void Wake();
-  // Returns the time until the next deadline; -1 when there is none.
+  // Returns the milliseconds until the next deadline (a late hello, the end of a pause, a check of
+  // pools), 60,000 at most; -1 when there is none.
   int WaitMs() const;
+  // Handles one event. Its connection may have been closed by an earlier event of the round.
   void Handle(uint64_t word);
-  // Has epoll report messages of `fd` with `word`.
+  // Has epoll report messages of `fd` with `word`, as long as there are any (level-triggered).
   absl::Status Add(int fd, uint64_t word);
 
-  // Accepts connections, up to a bound, and pauses when descriptors or places have run out.
+  // Accepts connections, up to a bound, and pauses when descriptors or places have run out. At most
+  // 64 are accepted before other events are handled.
   void Accept();
-  // Waits for the connection's hello.
+  // Adds an accepted connection, which has sessions.hello_timeout to send its hello. Closes it at
+  // once, and counts it, if its user is unknown or blocks closes, or epoll refuses it.
   void Greet(SharedFd socket);
   // Closes a connection that is silent for too long while others wait. Returns false if there is
   // none.
   bool MakePlace();
-  // New connections wait in the socket's backlog until then, or until a place is free.
+  // New connections wait in the socket's backlog until then, or until a place is free. `until` is
+  // the time at which another attempt is worthwhile whatever happens.
   void PauseAccepting(TimePoint until);
+  // Accepts again if accepting is paused and there is a place, or the time has come.
   void ResumeAccepting();
   // Closes connections whose hello is late.
   void DropLateHellos();
@@ -82,7 +91,9 @@ class EpollFdListener : public FdListener {
   // Closes connections whose session another thread has ended.
   void DropEnded();
 
-  // Opens the session of a hello. False: refused and counted, and the connection is to be closed.
+  // Opens the session of a hello and sends the welcome. Returns false if the hello was refused or
+  // the welcome could not be sent: it is counted, the process was sent the reason of a refusal, and
+  // the caller closes the connection.
   bool OpenSession(uint64_t number, Connection& connection, FdMessage& message);
   // Opens a session, unless closes of the tenant's descriptors block (kResourceExhausted).
   absl::StatusOr<std::shared_ptr<Session>> OpenFor(const Connection& connection,
@@ -108,11 +119,14 @@ class EpollFdListener : public FdListener {
   // socket would interleave.
   bool HasPools(const Connection& connection) const;
 
-  // Closes all of a connection and forgets it.
+  // Closes all of a connection and forgets it. Its session is not ended here: the callers have done
+  // that, or there is none.
   void Close(uint64_t number);
+  // Ends the grants of slabs, whose socket is about to close.
   static void CloseSlabs(Connection& connection) {
     if (connection.slabs != nullptr) connection.slabs->Close();
   }
+  // Closes the connection's sockets for calls, if it has any.
   void CloseCalls(Connection& connection) const;
   // Closes descriptors that came from the process. That may block, so its own task does it.
   void CloseReceived(const Connection& connection, FdMessage message);
@@ -141,12 +155,17 @@ class EpollFdListener : public FdListener {
   UniqueFd listener_;
   std::atomic<bool> stopping_{false};
 
-  // The thread's own.
+  // The members from here to pools_next_ belong to the thread and have no lock. last_number_ is the
+  // number of the newest connection.
   uint64_t last_number_ = 0;
   std::unordered_map<uint64_t, Connection> connections_;
+  // Connections that have not sent their hello, with their deadlines.
   Handshakes handshakes_;
+  // True while the listener is not among epoll's descriptors.
   bool accept_paused_ = false;
+  // True since accepting failed for lack of descriptors or memory; each streak is logged once.
   bool out_of_descriptors_ = false;
+  // End of the pause; read only while accept_paused_.
   TimePoint accept_again_;
   TimePoint pools_next_ = TimePoint::max();  // time of the next check of pools
 

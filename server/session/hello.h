@@ -19,6 +19,7 @@
 // The first messages on crumbd.fd.sock, crumbd's side.
 namespace crumb::server {
 
+// Version of the messages on crumbd.fd.sock. A hello of any other version is refused.
 inline constexpr uint32_t kSessionProtocolVersion = 1;
 
 // Whether sessions need a tenant's token, and the resources that they get with it.
@@ -28,6 +29,7 @@ struct SessionTenants {
   bool own_slabs = false;              // whether they get slabs one by one
 };
 
+// A process's hello after its checks. `request` is passed to SessionTable::Open.
 struct Hello {
   SessionTable::OpenRequest request;
   bool pool_socket = false;     // the process takes a socket for pools
@@ -39,13 +41,16 @@ struct Hello {
 // Checks a process's first message, its credentials and its pidfd. kInvalidArgument: not a hello,
 // of another version, or with other descriptors than one pidfd; kFailedPrecondition: the user may
 // not, or tenants may not; kUnauthenticated: no tenant's token. Does not block: takes the message's
-// descriptor only if it is a pidfd, and leaves all others in the message.
+// descriptor only if it is a pidfd, and leaves all others in the message. Administrators, that is
+// root and crumbd's own user, need neither a place in sessions.allowed_uids nor a token.
 absl::StatusOr<Hello> ReadHello(int socket, FdMessage& message, const SessionLimits& limits,
                                 const SessionTenants& tenants = {});
 
-// Sends the reason, as far as the process reads it.
+// Sends the reason in a welcome without a token, as far as the process reads it. Does not block;
+// the caller closes the connection next.
 void RefuseHello(int socket, const absl::Status& why);
 
+// The process's way to send PoolRequests.
 struct WelcomePools {
   bool kept = false;  // the process may send PoolRequests
   int socket = -1;    // the socket for PoolRequests; -1: the session's
@@ -63,6 +68,8 @@ using DescriptorSender =
 
 // Sends token, descriptors of staging memory and slabs; without slabs the session gets grants.
 // Without sockets for calls, the process makes them over gRPC alone. Returns the result of `send`.
+// `epoch` is the epoch of the slabs, `lease_pages_max` the bound of one engine's leased pages. The
+// descriptors go in this order: staging memory, slabs, the sockets for pools, Acquires and staging.
 absl::Status SendWelcome(const DescriptorSender& send, const Session& session,
                          std::span<const storage::Slab> slabs, uint64_t epoch,
                          uint32_t lease_pages_max, WelcomePools pools = {},

@@ -16,14 +16,20 @@
 namespace crumb::server {
 
 // Serves the PoolRequests that processes send, each by a task of the process's user or tenant: a
-// system call on a descriptor that came from a process may block. Thread-safe.
+// system call on a descriptor that came from a process may block, and must not hold up the thread
+// that serves all sessions. FdListener owns it. Thread-safe, because it keeps no state of its own.
+//
+// A connection has one request in progress at a time, and gets no further one served before it has
+// read the last response. So a process cannot make crumbd queue responses without a bound.
 class PoolRequests {
  public:
-  // `plane` null: there are no device pools. `plane` and `metrics` must outlive the tasks.
+  // `plane` null: there are no device pools. `plane` and `metrics` must outlive the tasks. Tasks
+  // keep references to `tasks`' state and to `unread`.
   PoolRequests(PoolPlane* plane, std::shared_ptr<OwnerTasks> tasks,
                std::shared_ptr<UnreadDescriptors> unread, ServerMetrics& metrics)
       : plane_(plane), tasks_(std::move(tasks)), unread_(std::move(unread)), metrics_(metrics) {}
 
+  // Returns whether processes may send PoolRequests at all; the welcome says so to each.
   bool enabled() const { return plane_ != nullptr && plane_->enabled(); }
 
   // Has a task of `owner` serve the request in `message` and send the response over `socket`, which

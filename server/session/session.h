@@ -40,6 +40,8 @@ class Session {
  public:
   enum class Phase : uint8_t { kOpen, kDisconnected, kEnded };
 
+  // `token` is the session's secret, `process_name` is printable ASCII for log lines, and `staging`
+  // is null if the process requested no staging memory.
   Session(const RandomId& token, std::string process_name, std::shared_ptr<Engine> engine,
           std::shared_ptr<StagingArea> staging)
       : token_(token),
@@ -47,10 +49,20 @@ class Session {
         engine_(std::move(engine)),
         staging_(std::move(staging)) {}
 
+  // Returns the 128 bits with which the process's calls name the session. They are a secret:
+  // a caller that sends them is taken for the process.
   const RandomId& token() const { return token_; }
+  // Returns the name that the process gave itself; it is for log lines only and need not be unique.
   const std::string& process_name() const { return process_name_; }
+  // Returns the engine that the process belongs to; it never changes and lives at least as long as
+  // the session.
   Engine& engine() const { return *engine_; }
+  // Returns the phase as it was at the moment of the call. A thread that gives the session a slot
+  // or a lease must read the phase again afterwards and take the grant back if the session is no
+  // longer open: SessionTable sets the phase before it looks for holds, so one of the two threads
+  // sees the other's change.
   Phase phase() const { return phase_.load(); }
+  // Returns the ledger of the Acquires whose responses may have been lost.
   AcquireLedger& acquires() { return acquires_; }
 
   // Counts a join of a lease of the session's engine. Returns false if the session has ended.
@@ -78,7 +90,11 @@ class Session {
   }
 
   // REQUIRES: the caller is the SessionTable that has the session.
+  // The table's lock is held, so transitions of one session never overlap.
   void SetPhase(Phase phase) { phase_.store(phase); }
+  // Removes the staging memory, which no later call finds; returns null if there is none. Calls
+  // that copy from it hold a reference of their own, so the memory is unmapped when the last of
+  // them ends.
   std::shared_ptr<StagingArea> TakeStaging() {
     MutexLock lock(&mutex_);
     return std::move(staging_);
@@ -114,6 +130,7 @@ class Session {
     notices_ = std::move(notices);
     return true;
   }
+  // Removes the queue when its stream has ended; a new stream may be opened afterwards.
   void CloseNotices() {
     MutexLock lock(&mutex_);
     notices_ = nullptr;
@@ -123,12 +140,15 @@ class Session {
   const RandomId token_;
   const std::string process_name_;
   const std::shared_ptr<Engine> engine_;
+  // Atomic, because calls read it without the lock of the table that sets it.
   std::atomic<Phase> phase_{Phase::kOpen};
   AcquireLedger acquires_;
+  // Guards the members below. No other lock is taken while it is held.
   mutable Mutex mutex_;
   std::shared_ptr<SlabGate> slabs_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<StagingArea> staging_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<NoticeQueue> notices_ ABSL_GUARDED_BY(mutex_);
+  // Number of this session's joins of each lease of its engine; no entry is 0.
   std::unordered_map<storage::LeaseId, size_t> joined_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -21,23 +21,36 @@ namespace crumb::server {
 
 // The sessions and engines of this node. It makes the transitions of Session::Phase and ends the
 // leases, reservations and staging memory that end with them. FdListener opens sessions and reports
-// when a process closes its connection or exits; this table uses no sockets. Thread-safe.
+// when a process closes its connection or exits; this table uses no sockets. The daemon owns it.
+// Any thread may call it.
 //
-// Locks: mutex_ guards both maps. Memory is unmapped, and leases are ended in the store, without
-// it, because both take time in their size.
+// Locks: mutex_ guards both maps. It is taken before the locks of Session, Engine and
+// SessionMemory, never after one of them. Memory is unmapped, and leases are ended in the store,
+// without it, because both take time in their size.
+//
+// Budgets: a session takes one place of sessions_max and its staging bytes of
+// staging_total_bytes_max from Open until it leaves kOpen (staging) or ends (place); an engine
+// takes one place of engines_max from its first session to the end of its last.
 class SessionTable {
  public:
+  // The fields of a process's hello that a session is made of, already checked by ReadHello.
   struct OpenRequest {
+    // Printable name of the process, for log lines.
     std::string process_name;
     std::string engine;  // 16 random bytes that all its processes send; empty: a new engine
+    // Numeric user id of the process, from the kernel's credentials of its socket.
     unsigned uid = 0;
+    // Open grants at most sessions.staging_bytes_max of it, in multiples of 4,096 bytes; 0: none.
     uint64_t staging_bytes = 0;  // size that the process requests
     std::string tenant;          // empty if it has none
   };
+  // Sums over all sessions and engines, for metrics and the status page.
   struct Totals {
     size_t sessions = 0;
     size_t engines = 0;
     size_t leases = 0;
+    // Pages of leases, including those that Acquires in progress have taken from their engines'
+    // budgets.
     uint64_t leased_pages = 0;
     size_t reservations = 0;
     uint64_t staging_bytes = 0;
@@ -63,15 +76,18 @@ class SessionTable {
   void SetMemory(SessionMemory* memory) { memory_ = memory; }
 
   // kInvalidArgument: the engine's id has a wrong size; kNotFound: another user's or tenant's
-  // engine has it; kResourceExhausted: too many sessions, engines or staging memory.
+  // engine has it; kResourceExhausted: too many sessions, engines or staging memory. kUnavailable:
+  // an id collided, and the caller may try again; errors of creating the staging memory are passed
+  // on. The caller ends the session with End, also if it cannot deliver the token.
   absl::StatusOr<std::shared_ptr<Session>> Open(const OpenRequest& request);
 
-  // Returns the session of a token; null if there is none.
+  // Returns the session of a token; null if there is none. The comparison takes a time that does
+  // not depend on the bytes. The session may be disconnected, and may end while the caller uses it.
   std::shared_ptr<Session> Find(std::string_view token) const;
 
   // Handles a process that closed its connection but is still running (kOpen -> kDisconnected):
   // frees its staging memory and reservations. The session ends as soon as its engine has no lease,
-  // because until then the process may read leased pages.
+  // because until then the process may read leased pages. Does nothing in other phases.
   void Disconnect(const std::shared_ptr<Session>& session);
 
   // Handles the exit of a process (-> kEnded): the leases that it acquired or joined end unless
@@ -92,18 +108,23 @@ class SessionTable {
   void NoteLetGo(const Session& session);
 
   Totals totals() const;
+  // Returns all sessions that have not ended, in no order.
   std::vector<std::shared_ptr<Session>> List() const;
 
  private:
+  // An engine and the number of sessions that refer to it; the entry goes with the last of them.
   struct EngineEntry {
     std::shared_ptr<Engine> engine;
     size_t sessions = 0;
     size_t disconnected = 0;  // number of these sessions that are disconnected
   };
 
-  // Takes a session's places in the budgets, or none of them.
+  // Takes a session's places in the budgets, or none of them. kResourceExhausted names the setting
+  // that is exhausted.
   absl::Status TakeRoomLocked(const std::string& tenant, uint64_t staging_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the engine that the request names, or a new one, for which it takes a place in the
+  // budget. The caller counts the session in the engine's entry.
   absl::StatusOr<std::shared_ptr<Engine>> JoinLocked(const OpenRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Memory and leases of ended sessions. They are freed without the lock, because that takes time
@@ -112,11 +133,17 @@ class SessionTable {
     Engine::Ended ended;
     std::vector<std::shared_ptr<StagingArea>> staging;
   };
+  // Makes the transition to kEnded: takes the session out of the maps, returns its budgets, and
+  // moves all that is left to free into `remains`. REQUIRES: the session has not ended, and the
+  // caller holds a reference to it.
   void RemoveLocked(Session& session, Remains* remains) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Moves the session's staging memory, if it has any, into `remains` and returns its bytes to the
+  // budget.
   void TakeStagingLocked(Session& session, Remains* remains) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the disconnected sessions of an engine without leases that hold nothing else.
+  // Ends the disconnected sessions of an engine without leases that hold nothing else. Called
+  // whenever a lease of the engine ends or one of its processes lets go of memory.
   void Settle(const Engine& engine);
-  // Ends the leases in the store.
+  // Ends the leases in the store and counts them as reaped.
   void Release(const Remains& remains);
 
   const SessionLimits limits_;

@@ -17,7 +17,9 @@
 namespace crumb::server {
 
 // Sends a process the slabs that its leases lie in, each once, over the socket of its session.
-// Thread-safe.
+// FdListener makes one for each session if tenants own their slabs, and shares it with the Session;
+// other processes get all slabs with the welcome and have no gate. Thread-safe: threads that serve
+// Acquires call Grant, and one lock keeps grants of one process in order.
 //
 // Tenants that own slabs must not see those of others: a process of theirs gets the descriptor of a
 // slab only with the first lease in it, and before the response that names the slab.
@@ -32,20 +34,26 @@ class SlabGate {
 
   // Sends those slabs of leased fragments of a keyspace that the process does not have. Call before
   // the response with the fragments. kPermissionDenied: they lie in another tenant's slab;
-  // kUnavailable: the process reads nothing from its socket, or has closed it.
+  // kUnavailable: the process reads nothing from its socket, or has closed it. On an error some
+  // slabs may have been sent; they are not sent again. The caller ends the lease.
   absl::Status Grant(const storage::TieredStore& store, const KeyspaceId& keyspace,
                      std::span<const storage::FragmentRef> fragments);
 
-  // The slab is empty and has no owner. True: the process has it and must be notified.
+  // Records that the slab is empty and has no owner, so a later lease in it needs a new grant.
+  // Returns true if the process has the slab and must be notified to unmap it.
   bool Forget(uint32_t slab);
 
+  // Ends the use of the socket, before it is closed. Later calls of Grant fail with kUnavailable
+  // unless the process has all slabs that they need.
   void Close();
 
  private:
+  // Size of every slab, in bytes.
   const uint64_t slab_bytes_;
   const Send send_;
   Mutex mutex_;
   int socket_ ABSL_GUARDED_BY(mutex_);  // -1: closed
+  // Numbers of the slabs that the process has.
   std::unordered_set<uint32_t> granted_ ABSL_GUARDED_BY(mutex_);
 };
 

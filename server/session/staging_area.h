@@ -19,7 +19,9 @@ namespace crumb::server {
 
 // A session's staging memory: a memory file that the worker writes fragments into and crumbd only
 // reads, and the reservations cut from it. The worker may change the bytes at any time, so readers
-// must work on a copy. Thread-safe.
+// must work on a copy. The Session holds it until it leaves kOpen, and every Piece holds it until
+// its commit is done. Thread-safe: one mutex guards the maps, and no byte of staging memory is read
+// under it.
 //
 // Room is used again as soon as it is free, so an offset alone may name another reservation than
 // its sender meant. A reservation is therefore named by its offset and the number of the Reserve
@@ -29,6 +31,7 @@ namespace crumb::server {
 //                   ^------Abort, GiveUp------'
 class StagingArea {
  public:
+  // Alignment of offsets, in bytes; reservations take multiples of it.
   static constexpr uint64_t kAlignment = 512;
   // Numbers of Reserves that were given up and are remembered: the highest ones, which are the
   // latest of a process that counts its calls.
@@ -54,11 +57,14 @@ class StagingArea {
   };
 
   // `bytes` is a multiple of kAlignment and not 0. The file cannot change its size any more.
+  // `reservations_max` bounds the reservations at one time. Errors are those of creating, sealing
+  // and mapping a memory file.
   static absl::StatusOr<std::shared_ptr<StagingArea>> Create(uint64_t bytes,
                                                              size_t reservations_max);
 
   // Reserves `bytes` in the smallest free piece that has room, in O(log n) of the reservations.
-  // Returns false when there is none, or when Reserve `request` was given up.
+  // Returns false when there is none, or when Reserve `request` was given up. Also returns false if
+  // `bytes` is 0 or the maximum of reservations is reached. `offset` is set on true only.
   bool Reserve(uint64_t bytes, uint64_t& offset, uint64_t request = 0);
 
   // Gives a reservation back. False: there is none, or it is being committed.
@@ -73,10 +79,13 @@ class StagingArea {
   static std::unique_ptr<Piece> Take(const std::shared_ptr<StagingArea>& area, uint64_t offset,
                                      uint64_t request = 0);
 
+  // Returns the memory file, which the process maps writable. It stays open as long as this object.
   int fd() const { return fd_.get(); }
+  // Returns the size in bytes.
   uint64_t size() const { return mapping_.size(); }
-  // Reservations, those being committed included.
+  // Returns the number of reservations, those being committed included.
   size_t reservations() const;
+  // Returns the bytes without a reservation, which may lie in several pieces.
   uint64_t free_bytes() const;
 
  private:
@@ -88,7 +97,9 @@ class StagingArea {
   using Reservations = std::map<uint64_t, Reservation>;  // offset -> reservation
 
   StagingArea(UniqueFd fd, Mapping mapping, size_t reservations_max);
+  // Ends a reservation that is being committed; Piece's destructor calls it.
   void Free(uint64_t offset);
+  // Ends any reservation, and joins its room with the free pieces before and behind it.
   void FreeLocked(uint64_t offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns the reservation if it is there and is not being committed, else reserved_.end().
   Reservations::iterator FindLocked(uint64_t offset, uint64_t request)

@@ -25,6 +25,7 @@ namespace crumb::server {
 // Descriptors count from before they are sent until their socket has no unread bytes (SIOCOUTQ),
 // also when crumbd's side of the socket was shut down meanwhile: the receiver still has the
 // messages. Each owner, a user or tenant, has a part of the budget (TenantBudget). Thread-safe.
+// FdListener owns it and shares it with the tasks that serve PoolRequests.
 class UnreadDescriptors {
  public:
   using Socket = std::shared_ptr<const UniqueFd>;
@@ -32,6 +33,8 @@ class UnreadDescriptors {
   using Drop = std::function<void(const std::string& owner, Socket socket)>;
 
   // `total`: descriptors in unread messages. 0: half of the descriptors that the process may open.
+  // An owner may have half of the descriptors that other owners leave unused; an owner without
+  // unread ones may send one message beyond that, if the total allows it.
   UnreadDescriptors(uint64_t total, Drop drop);
 
   // Sends `bytes` with the first descriptors, and the others behind it in messages of one zero
@@ -50,6 +53,7 @@ class UnreadDescriptors {
   // and those of later messages likewise.
   void Clear();
 
+  // Returns the descriptors that count at the moment. They may have been read since the last Send.
   uint64_t used() const { return budget_.used(); }
 
  private:
@@ -61,12 +65,16 @@ class UnreadDescriptors {
     int sending = 0;
   };
 
-  // Descriptors in one message, of `count` in all.
+  // Descriptors in one message, of `count` in all. At least 16 if the budget allows it, so that a
+  // long list takes few messages.
   size_t BatchOf(size_t count) const;
+  // Takes the budget of a message that is about to be sent, after a Sweep. kResourceExhausted:
+  // there is none left, and nothing was taken. Sent must follow on success.
   absl::Status Take(const std::string& owner, const Socket& socket, uint64_t count);
-  // A message of Take was sent, or could not be.
+  // Notes that a message of Take was sent, and returns the budget of those of its descriptors that
+  // were not.
   void Sent(const Socket& socket, uint64_t not_sent);
-  // Frees the budget of messages that were read.
+  // Frees the budget of messages that were read: looks at every socket that had unread ones.
   void Sweep();
 
   const Drop drop_;
