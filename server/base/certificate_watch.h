@@ -14,15 +14,20 @@
 
 namespace crumb::server {
 
-// Knows until when the certificates of this node serve, and warns in good time. Thread-safe.
+// Knows until when the certificates of this node serve, and warns in good time. The daemon owns it,
+// has an upkeep thread call Look, and exports Read as metrics. Thread-safe: a lock is held while
+// Look reads the files, so Read may wait for it.
 class CertificateWatch {
  public:
   using Instant = std::chrono::system_clock::time_point;
 
+  // A file to watch: the setting that names it, its path, and whether it is a chain (whose first
+  // certificate to end counts) or a set of authorities.
   struct Certificate {
     TlsFile file;
     TlsRole role = TlsRole::kChain;
   };
+  // The state of one certificate as of the last Look.
   struct Reading {
     std::string setting;
     std::optional<Instant> expires;  // none: no such file is set, or it was never readable
@@ -30,6 +35,7 @@ class CertificateWatch {
 
   // Certificates without a path are not looked at. `warn_before` zero: never warns, but of
   // certificates that have expired.
+  // `now` returns the wall clock's time; tests pass a fake.
   CertificateWatch(const std::vector<Certificate>& certificates, Duration warn_before,
                    std::function<Instant()> now);
 
@@ -49,6 +55,7 @@ class CertificateWatch {
     bool unreadable = false;
   };
 
+  // Reads one file and logs if there is something to warn of.
   void LookAt(Entry& entry, Instant now) const;
 
   const Duration warn_before_;

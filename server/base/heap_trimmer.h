@@ -12,6 +12,7 @@ struct HeapBytes {
   uint64_t free = 0;  // freed by crumbd and kept by the allocator for later
 };
 
+// Reads the allocator's own counters (mallinfo2), mapped blocks included.
 HeapBytes ReadHeapBytes();
 
 // Returns freed memory to the kernel. The allocator itself returns only memory at the end of its
@@ -23,6 +24,7 @@ class HeapTrimmer {
   // `freed_bytes_min`: bytes freed since the last trim that make another worth its cost.
   explicit HeapTrimmer(uint64_t freed_bytes_min) : freed_bytes_min_(freed_bytes_min) {}
 
+  // Trims if enough bytes were freed. Other threads that allocate may wait meanwhile.
   void TrimIfWorthwhile();
 
  private:

@@ -19,22 +19,26 @@ namespace crumb::server {
 // longest time that one may take, too.
 inline constexpr int kConnectTimeoutMs = 3000;
 
+// Returns the status with the same code and text; both libraries number the codes alike.
 absl::Status FromGrpc(const grpc::Status& status);
 
-// `deadline` of our clock as gRPC wants it.
+// Returns `deadline`, of our monotonic clock, as a time of the wall clock, as gRPC wants it.
+// Deadlines further than 24 hours from `now` become 24 hours.
 std::chrono::system_clock::time_point ToGrpcDeadline(TimePoint deadline, TimePoint now);
 
-// Calls to other nodes that are under way, so that stopping need not wait for their deadlines.
-// Thread-safe.
+// Calls to other servers that are under way, so that stopping need not wait for their deadlines. An
+// object that makes calls owns one, shares it with them (StartCall), and stops it before it
+// destroys the objects that callbacks use. Thread-safe.
 class OutgoingCalls {
  public:
   ~OutgoingCalls() { Stop(); }
 
-  // False: stopped; the call must not begin.
+  // Notes a call that is about to begin. Returns false if Stop was called: the call must not begin.
   bool Add(grpc::ClientContext* call);
-  // The call's callback has run.
+  // Notes that the call's callback has run. REQUIRES: Add returned true for it.
   void Remove(grpc::ClientContext* call);
-  // Cancels all and waits for their callbacks. Not from a callback.
+  // Cancels all calls and waits for their callbacks. Later calls are refused. Idempotent. Must not
+  // be called from a callback, which it would wait for.
   void Stop();
 
  private:
@@ -44,7 +48,10 @@ class OutgoingCalls {
   std::set<grpc::ClientContext*> calls_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Starts one unary call. `start(context, request, response, callback)` is the stub's.
+// Starts one unary call. `start(context, request, response, callback)` is the stub's. `done` is
+// called once: with kCancelled before this returns if `calls` was stopped, else on a thread of
+// gRPC, with the response or the error. `done` must not block, and may use objects that outlive
+// Stop of `calls`.
 template <typename Response, typename Request, typename Starter>
 void StartCall(const std::shared_ptr<OutgoingCalls>& calls, Request request,
                std::chrono::system_clock::time_point deadline, const Starter& start,

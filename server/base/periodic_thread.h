@@ -13,8 +13,9 @@
 namespace crumb::server {
 
 // Calls a function every interval on a thread of its own, for the first time one interval after
-// construction. Calls never overlap, and calls that a suspended machine missed are not made up
-// for. The destructor waits for a call that is running.
+// construction. Calls never overlap, and calls that a suspended machine missed are not made up for.
+// The destructor waits for a call that is running. Used for upkeep that no event triggers:
+// certificates, the heap, idle keyspaces, the history of counters.
 class PeriodicThread {
  public:
   // `name`: the thread's name, at most 15 characters. `interval`: above zero.
@@ -32,6 +33,7 @@ class PeriodicThread {
   }
 
  private:
+  // The thread. `body_` runs without the lock.
   void Run() {
     while (true) {
       {
@@ -46,6 +48,7 @@ class PeriodicThread {
 
   const Duration interval_;
   const std::function<void()> body_;
+  // Guards stopping_, and lets the destructor wake the thread.
   Mutex mutex_;
   CondVar wake_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -10,14 +10,17 @@
 
 namespace crumb::server {
 
-// "HOST:PORT" with a port from 0 to 65535; the host may be [IPv6]. kInvalidArgument naming `key`.
+// A place to listen at, or to connect to.
 struct HostPort {
   std::string host;  // host name or address without brackets
   int port = 0;
 };
+// Reads "HOST:PORT" with a port from 0 to 65535; the host may be [IPv6]. kInvalidArgument naming
+// `key`, the setting that has the text. Resolves no name.
 absl::StatusOr<HostPort> ParseHostPort(const std::string& key, const std::string& text);
 
-// Whether the wildcard address of one family stands for both families, where the kernel has both.
+// Whether the wildcard address of one family (0.0.0.0 or [::]) stands for both families, where the
+// kernel has both.
 enum class WildcardListens { kItsFamily, kBothFamilies };
 
 // Listens at every address of `place`. The sockets do not block. With port 0 the kernel chooses a

@@ -13,13 +13,16 @@
 
 namespace crumb::server {
 
-// TLS of gRPC over TCP, for callers and among crumbds: docs/security.md.
+// TLS of gRPC over TCP, for callers and among crumbds: the section listen.tls of the configuration,
+// described in docs/security.md. Unix sockets have no TLS.
 struct TlsOptions {
   std::string cert_file;  // empty: no TLS
   std::string key_file;
   std::string client_ca_file;  // empty: callers need no certificate
   std::string peer_name;       // the name in every crumbd's certificate; empty: no such rule
+  // Time between looks at the files, in whole seconds; new ones serve the next connections.
   Duration reload_interval = std::chrono::seconds(10);
+  // A certificate that ends sooner than this is logged once a day.
   Duration expiry_warning = std::chrono::hours(14 * 24);
 
   bool enabled() const { return !cert_file.empty(); }
@@ -29,7 +32,8 @@ struct TlsOptions {
   absl::Status Validate() const;
   // Returns the files that a CertificateWatch looks at.
   std::vector<CertificateWatch::Certificate> Certificates() const;
-  // Returns the result of CheckTlsFiles.
+  // Reads the files and returns the result of CheckTlsFiles, whose errors name the setting and the
+  // file. Called at the start, before gRPC reads them and says less.
   absl::Status CheckFiles(std::chrono::system_clock::time_point now) const;
 };
 

@@ -31,6 +31,8 @@ class PrefetchBudget;
 using Done = std::function<void(absl::Status)>;
 
 // The parts that calls work on; all outlive every call.
+// The parts of the server that a call works with. The daemon makes one; each call has a copy with
+// its own `caller`, so tasks may keep it by value.
 struct CallContext {
   const Limits& limits;
   Clock& clock;
@@ -53,7 +55,7 @@ struct CallContext {
 };
 
 // The keyspace that a request names. kInvalidArgument: not 32 bytes; kNotFound: unknown, or another
-// tenant's, with the same message.
+// tenant's, with the same message. Notes that the keyspace is in use, so it is not ended as idle.
 absl::StatusOr<std::shared_ptr<Keyspace>> FindKeyspace(const CallContext& context,
                                                        const std::string& id);
 
@@ -61,25 +63,28 @@ absl::StatusOr<std::shared_ptr<Keyspace>> FindKeyspace(const CallContext& contex
 // not, because a response has as many entries as its request.
 enum class Repeats : uint8_t { kRefused, kAllowed };
 
-// The page keys of a request's field. kInvalidArgument naming the bound, or the key that is there
-// twice.
+// Returns the page keys of a request's field, 32 bytes each. kInvalidArgument: no keys, a length
+// that is no multiple of 32, more than limits.acquire_keys_max, or a key that is there twice.
 absl::StatusOr<std::vector<PageKey>> ReadKeys(const CallContext& context, const std::string& keys,
                                               Repeats repeats = Repeats::kRefused);
 
-// Whether the caller may know of the keyspace.
+// Returns whether the caller may know of the keyspace: it is its tenant's, or the caller has no
+// tenant.
 bool MaySee(const CallContext& context, const Keyspace& keyspace);
 
-// The keyspaces that the caller's Flush reports on: those that MaySee is true for.
+// Returns the keyspaces that the caller's Flush reports on: those that MaySee is true for.
 storage::FlushScope FlushScopeOf(const CallContext& context);
 
-// Bytes of the tenant's pages in all tiers of this node.
+// Returns the bytes of the tenant's pages in all tiers of this node. Costs a read of the store for
+// each of the tenant's keyspaces.
 uint64_t BytesOfTenant(const KeyspaceRegistry& keyspaces, const storage::TieredStore& store,
                        const std::string& tenant);
 
-// `wait_ms` from now, no later than `deadline` nor than the bound allows.
+// Returns the time until which a call waits for lower tiers: `wait_ms` from now, no later than
+// `deadline` nor than limits.wait_max from now.
 TimePoint WaitUntil(const CallContext& context, uint64_t wait_ms, TimePoint deadline);
 
-// The bounds of the EventHub that calls use.
+// Returns the bounds of the EventHub that calls use.
 EventHub::Options EventBoundsOf(const Limits& limits, int64_t part_max_percent);
 
 // Bytes of a small request: it names 256 pages at most, whose look-up takes some 30 us, about as
@@ -95,7 +100,8 @@ void RunInTurn(const CallContext& context, size_t request_bytes, std::function<v
                const Done& refused);
 
 // Runs `work` on the control executor, in the caller's place of its queue; kResourceExhausted at
-// once when its queue is full.
+// once when its queue is full. `done` gets the status that `work` returns, on the executor's
+// thread.
 void RunOnControl(const CallContext& context, std::function<absl::Status()> work, Done done);
 
 }  // namespace crumb::server

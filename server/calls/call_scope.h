@@ -14,7 +14,8 @@
 
 namespace crumb::server {
 
-// Places of calls in progress, and of the kinds that have a bound of their own. Thread-safe.
+// Places of calls in progress, and of the kinds that have a bound of their own. CacheService,
+// PeerService and each CallSockets have one of their own. Thread-safe.
 struct CallsInProgress {
   CallsInProgress(const Limits& limits, int64_t part_max_percent)
       : all(static_cast<uint64_t>(limits.requests_max), part_max_percent),
@@ -23,6 +24,7 @@ struct CallsInProgress {
         request_bytes(limits.request_bytes_max.value, part_max_percent),
         response_bytes(limits.response_bytes_max.value, part_max_percent) {}
 
+  // Calls of every kind, and Gets and Puts among them.
   TenantBudget all;
   TenantBudget gets;
   TenantBudget puts;
@@ -44,7 +46,8 @@ inline uint64_t CountedMemory(const google::protobuf::Message& request, size_t e
   return memory <= kSmallRequestBytesMax ? 0 : memory;
 }
 
-// One call from its arrival to its end: bounded, counted and timed.
+// One call from its arrival to its end: bounded, counted and timed. It lives as long as the call's
+// response may be sent. Not thread-safe. REQUIRES: `context` and `calls` outlive it.
 class CallScope {
  public:
   CallScope(const CallContext& context, CallsInProgress& calls, Rpc rpc)
@@ -95,6 +98,7 @@ class CallScope {
   CallsInProgress& calls_;
   const Rpc rpc_;
   const TimePoint started_;
+  // The call's places in the budgets, which end with the scope.
   std::optional<TenantGrant> place_;
   std::optional<TenantGrant> request_;
   absl::StatusCode code_ = absl::StatusCode::kOk;

@@ -23,7 +23,9 @@ struct ClusterAcquireRequest {
 
 // Leases the leading pages that this node has. If there is a cluster and time is left, it pulls the
 // following pages from other nodes into host memory; they have the tier kRemote. Otherwise the same
-// as TieredStore::Acquire.
+// as TieredStore::Acquire. `done` is called once, possibly before this returns or on a thread of
+// the store or of the cluster; the caller ends the lease. A page that no node delivers in time is a
+// miss, not an error.
 void AcquireAnywhere(const CallContext& context, ClusterAcquireRequest request,
                      std::function<void(absl::StatusOr<storage::AcquireResult>)> done);
 

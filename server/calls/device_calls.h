@@ -15,18 +15,27 @@ namespace crumb::server {
 // device has slots.
 inline constexpr int64_t kKeptSlotsMax = 262'144;
 
-// Blank slots.
+// Gives the session blank slots, up to as many as it requests; fewer, or none, if the pool is full.
+// kUnavailable: an earlier numbered call is still being served (DevicePools::Reserve). Errors of
+// all functions here: kInvalidArgument if the session takes part in no such pool or the arrays of
+// the request differ in length.
 absl::Status ReserveSlots(const CallContext& context, const Session& session,
                           const v1::ReserveRequest& request, v1::ReserveResponse* response);
 
-// Makes fragments in blank slots visible.
+// Makes fragments in blank slots of the session visible. The response has an outcome for each slot
+// and the first reason of a refusal; the call itself fails only if the request is wrong. Pages lie
+// in device memory, so crumbd checks their headers but not their bytes.
 absl::Status CommitSlots(const CallContext& context, const Session& session,
                          const v1::CommitRequest& request, v1::CommitResponse* response);
 
-// Lets go of slots, and of slots that were to be copied.
+// Lets go of slots, and of slots that were to be copied (demoted). With all_but_slots, releases
+// everything that the session holds except the slots named: the process has another session.
+// kInvalidArgument: some are not held by the session; the others are released.
 absl::Status ReleaseSlots(const CallContext& context, const Session& session,
                           const v1::ReleaseRequest& request);
 
+// Gives a process the slots back that it held before this crumbd started, with their pages.
+// kFailedPrecondition: the pool is not recovering; kAborted: the process has another session.
 absl::Status ClaimSlots(const CallContext& context, const Session& session,
                         const v1::ClaimSlotsRequest& request, v1::ClaimSlotsResponse* response);
 
@@ -53,7 +62,7 @@ void FillDeviceFragments(const CallContext& context, const Session& session,
                          const std::vector<storage::DeviceFragmentRef>& found,
                          v1::DeviceFragments* fragments);
 
-// Encoded.
+// Returns the header in its encoded form.
 std::string ToBytes(const FragmentHeader& header);
 
 }  // namespace crumb::server

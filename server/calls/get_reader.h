@@ -10,7 +10,9 @@
 
 namespace crumb::server {
 
-// The pages of one Get, leased while they are read message by message. Not thread-safe.
+// The pages of one Get, leased while they are read message by message: for callers without shared
+// memory. The stream of the call owns it and reads the next message when gRPC has sent the last.
+// The destructor ends the lease. Not thread-safe.
 class GetReader {
  public:
   using Opened = std::function<void(absl::StatusOr<std::unique_ptr<GetReader>>)>;
@@ -21,12 +23,14 @@ class GetReader {
     std::span<const std::byte> tiles;
   };
 
-  // Leases the prefix. `opened` is called once, possibly on a store thread.
+  // Leases the prefix. `opened` is called once, possibly before this returns or on a store thread.
+  // Keyspaces whose pages are not served give a reader with the miss reason and no pages.
   static void Open(const CallContext& context, const v1::GetRequest& request, TimePoint deadline,
                    Opened opened);
   ~GetReader();
 
-  // The next message; false after the last.
+  // Fills in the next message; returns false after the last. If the prefix ends early, the last one
+  // has the miss reason.
   bool Next(Part& part);
 
  private:

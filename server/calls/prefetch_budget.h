@@ -14,9 +14,10 @@ namespace crumb::server {
 
 // Counts the Prefetch calls that are under way, of all callers and of each tenant. No caller waits
 // for a Prefetch, so only this keeps one from starting more of them than the disk and the other
-// nodes can serve. Thread-safe; its places must not outlive it.
+// nodes can serve. Thread-safe; its places must not outlive it. The daemon owns it.
 class PrefetchBudget {
  public:
+  // limits.prefetches_max and limits.tenant_prefetches_max.
   struct Options {
     size_t all_max = 64;
     size_t tenant_max = 16;
@@ -49,6 +50,7 @@ class PrefetchBudget {
     return std::make_unique<Place>(*this, tenant);
   }
 
+  // Returns the number of Prefetches that hold a place.
   size_t under_way() const {
     MutexLock lock(&mutex_);
     return all_;

@@ -12,8 +12,12 @@
 
 namespace crumb::server {
 
-// Puts the messages of one Put together into fragments and commits them. Holds one fragment.
-// Not thread-safe.
+// Puts the messages of one Put together into fragments and commits them: for writers without shared
+// memory. Holds one fragment, limits.fragment_bytes_max at most. The stream of the call owns it;
+// Commit runs on a commit thread while the stream reads nothing. Not thread-safe.
+//
+//   no fragment --Add: header--> filling --Add: all tiles there--> complete --Commit--> no fragment
+//                                   '------Add: next header: refused as incomplete----^
 class PutAssembler {
  public:
   explicit PutAssembler(const CallContext& context) : context_(context) {}
@@ -30,7 +34,9 @@ class PutAssembler {
   v1::PutResponse Finish();
 
  private:
+  // Begins a fragment with its encoded header.
   absl::Status Begin(const std::string& header);
+  // Adds the outcome REFUSED and counts it; no fragment is in progress afterwards.
   void Refuse(const std::string& why);
   // Refuses the fragment whose tiles have not all come.
   void EndIncomplete();

@@ -10,7 +10,10 @@
 
 namespace crumb::server {
 
-// kFailedPrecondition: the session has no staging memory.
+// Reserves room in the session's staging memory, or blank slots if the request names a device pool.
+// The response has fewer offsets than requested if there is no room for more. Does not block.
+// kUnauthenticated: the session is closed; kFailedPrecondition: it has no staging memory;
+// kInvalidArgument: count or fragment_bytes is 0 or beyond its limit.
 absl::Status Reserve(const CallContext& context, const Session& session,
                      const v1::ReserveRequest& request, v1::ReserveResponse* response);
 
@@ -20,12 +23,17 @@ absl::Status Reserve(const CallContext& context, const Session& session,
 // limits.commit_queue.
 enum class CommitHere : uint8_t { kNever, kIfSmall };
 
-// Frees every reservation that the request names, whatever comes of it, unless `reserves` does not
-// fit. `response` stays valid until `done`. kInvalidArgument: an offset is not reserved, or arrays
-// differ in length.
+// Commits the fragments in reservations of the session, or in slots if the request names a device
+// pool. The response has an outcome for each. Frees every reservation that the request names,
+// whatever comes of it, unless the request exceeds a bound or `reserves` does not fit. `response`
+// stays valid until `done`, which is called once, on a commit thread or before this returns.
+// kInvalidArgument: an offset is not reserved, or arrays differ in length; kResourceExhausted:
+// limits.commit_queue is reached.
 void Commit(const CallContext& context, const Session& session, const v1::CommitRequest& request,
             v1::CommitResponse* response, Done done, CommitHere here = CommitHere::kNever);
 
+// Frees reservations without a commit, by their offsets or by the numbers of Reserves whose
+// responses were lost. kInvalidArgument: some offsets are not reserved; the others are freed.
 absl::Status Abort(const CallContext& context, const Session& session,
                    const v1::AbortRequest& request);
 

@@ -17,7 +17,10 @@ struct NodeInfo {
   TimePoint started;
 };
 
+// Fills in the response to Stats: tiers, counters, and the keyspaces that the caller may see. Costs
+// a walk over all keyspaces.
 void FillStats(const CallContext& context, const NodeInfo& node, v1::StatsResponse* response);
+// Fills in the response to ListNodes: the nodes of the cluster's view, or this node alone.
 void FillNodes(const CallContext& context, const NodeInfo& node, v1::ListNodesResponse* response);
 
 }  // namespace crumb::server

@@ -12,7 +12,8 @@
 
 namespace crumb::server {
 
-// The range of a request's message, all tiles without one.
+// Returns the range of a request's message. kInvalidArgument: it is empty or out of the keyspace's
+// bounds.
 inline absl::StatusOr<TileRange> ReadRange(const Keyspace& keyspace, const v1::TileRange& range) {
   return keyspace.CheckRange(range.layer_begin(), range.layer_end(), range.head_begin(),
                              range.head_end());

@@ -9,7 +9,8 @@
 
 namespace crumb::server {
 
-// Device pools whose descriptors crumbd keeps.
+// Device pools whose descriptors crumbd keeps. They are the section device_pools of crumbd's
+// configuration; docs/config.md has its keys.
 struct PoolOptions {
   int64_t pools_max = 64;         // 0: crumbd keeps no pools, and says so in its welcome
   int64_t handles_max = 4096;     // limit for one pool

@@ -30,9 +30,12 @@ namespace crumb::server {
 // committed, and the stream that gets the notice. Commits of one fragment by one session share one
 // wait, which counts them. A commit costs O(waits of the page) comparisons and one read of the
 // store; an event of a page costs one read for each of its waits, without the lock. The waits of a
-// page are bounded, so that neither cost grows with the number of a session's commits.
+// page are bounded, so that neither cost grows with the number of a session's commits. The daemon
+// owns it. The store calls Publish and SettleWaits on its own threads, calls of clients the other
+// functions.
 class EventHub {
  public:
+  // Bounds, from Limits by EventBoundsOf; each is a number at one time.
   struct Options {
     size_t watchers_max = 64;
     size_t durable_waits_max = 262'144;
@@ -51,7 +54,8 @@ class EventHub {
         snapshot_budget_(options.snapshot_pages_max, options.part_max_percent),
         notice_budget_(options.notice_bytes_max, options.part_max_percent) {}
 
-  // Numbers an event and gives it to the watchers of its keyspace.
+  // Numbers an event and gives it to the watchers of its keyspace, who see the numbers ascend. A
+  // removal also settles the waits for the page.
   void Publish(const storage::PageEvent& event);
 
   // Adds a watcher until it is destroyed. kResourceExhausted: there are too many, or too many of
@@ -71,6 +75,7 @@ class EventHub {
   // tiles are durable, and forgets those whose tiles are not here any more.
   void SettleWaits(const KeyspaceId& keyspace, const PageKey& key);
 
+  // Returns the number of watchers whose stream has not ended.
   size_t watchers() const;
 
   // Pages in the snapshots of watchers that are not sent yet.
@@ -79,12 +84,15 @@ class EventHub {
   TenantBudget& notice_bytes() { return notice_budget_; }
 
  private:
+  // A watcher of one keyspace. Its place in the budget is returned when the next one is added after
+  // its stream has ended.
   struct Watcher {
     KeyspaceId keyspace;
     std::weak_ptr<WatchQueue> queue;
     std::string tenant;
   };
   using PageName = std::pair<KeyspaceId, PageKey>;
+  // A wait for one fragment of a page by one stream.
   struct DurableWait {
     uint64_t generation = 0;
     TileRange range;
@@ -104,11 +112,13 @@ class EventHub {
   using StreamWaits = std::map<PageName, size_t>;
   using Streams = std::map<std::weak_ptr<NoticeQueue>, StreamWaits, std::owner_less<>>;
 
+  // Removes watchers whose stream has ended.
   void DropGoneLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns true if a wait was added. Else an earlier commit's wait counts this one too, or there
   // is no room for a wait, and the notice is dropped.
   bool AddWait(const PageName& page, const FragmentHeader& fragment,
                const std::shared_ptr<NoticeQueue>& notices);
+  // Takes room for one wait; if there is none, forgets waits of ended streams and tries once more.
   TenantBudget::Taken TakeWaitRoomLocked(const std::string& tenant)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes one wait out. nullopt: another thread settles it.
@@ -130,7 +140,9 @@ class EventHub {
   TenantBudget wait_budget_;
   TenantBudget snapshot_budget_;
   TenantBudget notice_budget_;
+  // Guards the watchers and the waits. The store is never called under it; queues are.
   mutable Mutex mutex_;
+  // Number of the last event.
   uint64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<Watcher> watchers_ ABSL_GUARDED_BY(mutex_);
   std::atomic<const storage::TieredStore*> store_{nullptr};

@@ -21,26 +21,32 @@
 
 namespace crumb::server {
 
-// Notices that a session stream has still to send. The queue of a stream that is not read is
-// bounded in two ways: by the number of its notices, and by their memory, which all queues take
-// from one budget of the tenants. Thread-safe.
+// Notices that a session stream has still to send. The stream of the session owns the queue; the
+// Session and the waits of EventHub refer to it. The queue of a stream that is not read is bounded
+// in two ways: by the number of its notices, and by their memory, which all queues take from one
+// budget of the tenants. Thread-safe.
 //
 // Invariant: at most one state change of a keyspace waits.
 class NoticeQueue {
  public:
+  // Pages of a keyspace that are durable now; a key is there once for each commit that waited.
   struct Durable {
     KeyspaceId keyspace;
     std::vector<PageKey> keys;
   };
+  // A keyspace has another state or a higher generation.
   struct StateChange {
     KeyspaceId keyspace;
     KeyspaceState state;
     std::string reason;
     uint64_t generation = 0;
   };
+  // A slab that the process has may be given to another tenant: it must be unmapped.
   struct SlabGone {
     uint32_t slab = 0;
   };
+  // Pages of a device pool that the process is to copy to its staging memory, because crumbd needs
+  // their slots.
   struct Demotions {
     RandomId pool;
     std::vector<storage::DemotionWork> work;
@@ -66,18 +72,22 @@ class NoticeQueue {
   // Adds the newest state of a keyspace. If one waits already, the new one takes its place, with
   // the higher one of their generations. Returns false if there is no room.
   bool AddStateChange(StateChange change);
-  // These return false if there is no room.
+  // Adds a slab that the process must unmap. Returns false if there is no room.
   bool AddSlabGone(uint32_t slab);
+  // Adds pages to copy, all or none; each counts as one notice. Returns false if there is no room.
   bool AddDemotions(Demotions demotions);
 
-  // The oldest notice; durable pages that follow each other in one keyspace are one notice.
+  // Removes and returns the oldest notice, or nothing if there is none. Durable pages that follow
+  // each other in one keyspace are one notice, of 4,096 keys at most.
   std::optional<Notice> Take();
 
  private:
-  // Adds a notice that counts as `size`.
+  // Adds a notice that counts as `size`. Returns false, and adds nothing, if a bound is reached.
   bool AddLocked(Notice notice, size_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Puts `change` in the place of `queued`. Its reason is left out if there is no memory for it.
   void ReplaceLocked(StateChange& queued, StateChange& change)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes memory from the tenants' budget, and returns it.
   bool TakeBytes(uint64_t bytes);
   void GiveBytes(uint64_t bytes);
 

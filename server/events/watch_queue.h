@@ -14,16 +14,21 @@
 
 namespace crumb::server {
 
-// A bounded queue of events that are to be sent to one watcher. Thread-safe.
+// A bounded queue of events that are to be sent to one watcher. The watcher's stream owns it;
+// EventHub holds a weak reference, adds items under its own lock, and calls Wake behind it. A full
+// queue loses events: the reader gets one item `lost` in their place and must read a snapshot
+// again. Thread-safe.
 class WatchQueue {
  public:
+  // An event and its number; numbers ascend by more than 1 where events concern other keyspaces.
   struct Item {
     uint64_t sequence = 0;
     storage::PageEvent event;
     bool lost = false;  // events are missing before the next one; `event` says nothing
   };
 
-  // `wake` must not block.
+  // `events_max` is limits.watch_queue. `wake` makes the stream send the queued items, and must not
+  // block.
   WatchQueue(size_t events_max, std::function<void()> wake)
       : events_max_(events_max), wake_(std::move(wake)) {}
 
@@ -40,6 +45,7 @@ class WatchQueue {
     return true;
   }
 
+  // Removes and returns the oldest item, or nothing if there is none.
   std::optional<Item> Take() {
     MutexLock lock(&mutex_);
     if (items_.empty()) return std::nullopt;
@@ -49,6 +55,7 @@ class WatchQueue {
     return item;
   }
 
+  // Makes the reader look at the queue. Call after Add, without a lock.
   void Wake() const { wake_(); }
 
  private:

@@ -18,19 +18,23 @@
 
 namespace crumb::server {
 
-// Shape of a keyspace's pages.
+// Shape of a keyspace's pages: the model's layers, KV heads and elements of a head (head_dim), and
+// the elements that share one INT2 scale (group_size).
 struct Geometry {
   uint32_t layers = 0;
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
   uint32_t group_size = 0;
 
-  // kInvalidArgument naming field and bound.
+  // kInvalidArgument naming field and bound. A record whose geometry passes is safe to compute
+  // with.
   absl::Status Validate() const;
 
+  // Returns the range of a page that has all layers and KV heads.
   TileRange all_tiles() const {
     return {{0, static_cast<uint16_t>(layers)}, {0, static_cast<uint16_t>(kv_heads)}};
   }
+  // Bytes of one page tile, that is of one layer and KV head of a page, in either format.
   uint32_t int2_tile_bytes() const;
   uint32_t bf16_tile_bytes() const;
   uint32_t tile_bytes(PageFormat format) const {
@@ -89,6 +93,7 @@ struct Keyspace {
   // When a call last named the keyspace; the epoch: none has since this node started.
   std::atomic<TimePoint> used{TimePoint()};
 
+  // Notes that a call names the keyspace now. Called by FindKeyspace and OpenKeyspace.
   void NoteUse(TimePoint now) { used.store(now, std::memory_order_relaxed); }
 
   // Whether this node may hold pages of the keyspace from before its start: its record was read at
@@ -111,7 +116,8 @@ struct Keyspace {
   // Whether pages may be served at all.
   bool serves() const { return !quality_off() && !unsynced(); }
 
-  // kInvalidArgument when a fragment with this header cannot belong here.
+  // kInvalidArgument when a fragment with this header cannot belong here. Format, sizes, layout,
+  // generation and range must fit.
   absl::Status CheckHeader(const FragmentHeader& header) const;
 
   // The range that a request names, all tiles for none. kInvalidArgument: empty or out of bounds.

@@ -22,15 +22,23 @@
 
 namespace crumb::server {
 
-// The keyspaces that this node knows, with generation and state, kept as records of the store.
-// Thread-safe.
+// The keyspaces that this node knows, with generation and state, kept as records of the store. A
+// record is written to disk before its change takes effect, so a change that was acknowledged
+// survives a crash. The daemon owns it. Thread-safe.
+//
+// Locks: changing_ is held over a whole change, the write to disk included, so changes of records
+// come one after the other and functions that make them block. mutex_ guards the maps and is held
+// for moments, also by readers; it is taken behind changing_.
 class KeyspaceRegistry {
  public:
+  // A keyspace as a client describes it. The id is a hash of these fields, the geometry and a salt
+  // of the tenant.
   struct Description {
     std::map<std::string, std::string> fields;
     Geometry geometry;
     std::string tenant;
   };
+  // The person or program that set a keyspace's state, and why.
   struct StateReason {
     std::string who;
     std::string reason;
@@ -39,7 +47,9 @@ class KeyspaceRegistry {
   // Whether the store keeps pages of each tenant apart in host memory.
   enum class Slabs { kOfAll, kOfEachTenant };
 
-  // Reads the records. `secret` makes the tenants' salts. `store` and `tokens` must outlive this.
+  // Reads the records. `secret` makes the tenants' salts. `store` and `tokens` must outlive this. A
+  // record that cannot be read is logged and left out: its keyspace's pages are removed when it is
+  // opened again.
   static absl::StatusOr<std::unique_ptr<KeyspaceRegistry>> Open(
       storage::TieredStore& store, std::string secret, ModelTokens& tokens, size_t keyspaces_max,
       Slabs slabs = Slabs::kOfAll, int64_t part_max_percent = 100);
@@ -47,7 +57,7 @@ class KeyspaceRegistry {
   // The id that a description gives. kInvalidArgument: a field or the geometry.
   absl::StatusOr<KeyspaceId> IdOf(const Description& description) const;
 
-  // Null when it is not known. Does not block.
+  // Returns the keyspace; null when it is not known. Does not block on the disk.
   std::shared_ptr<Keyspace> Find(const KeyspaceId& id) const;
 
   // Opens a keyspace, for the first time or again. Writes a record the first time: blocks.
@@ -130,8 +140,10 @@ class KeyspaceRegistry {
   // Called after changes that began here, on the thread that made them. Set before use.
   void OnChange(std::function<void(const KeyspaceId&)> changed) { changed_ = std::move(changed); }
 
+  // Returns all keyspaces, or those of a tenant, in no order.
   std::vector<std::shared_ptr<Keyspace>> List() const;
   std::vector<std::shared_ptr<Keyspace>> ListOf(const std::string& tenant) const;
+  // Returns who set the keyspace's state and why; empty if no process did.
   StateReason ReasonOf(const KeyspaceId& id) const;
 
  private:
@@ -156,8 +168,10 @@ class KeyspaceRegistry {
   // Removes pages of a keyspace that has no record, as after its record was damaged: no generation
   // says which of them were dropped. REQUIRES: the keyspace is not open.
   absl::Status RemoveLeftovers(const KeyspaceId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(changing_);
+  // Reads a keyspace's record, and the generation floor, at the start.
   absl::Status Load(const std::string& name, const std::string& value);
   absl::Status LoadFloor(const std::string& value);
+  // Applies EndUnused to one keyspace. Returns whether it has ended.
   absl::StatusOr<bool> EndIfUnused(const std::shared_ptr<Keyspace>& keyspace, const Unused& unused);
   // Whether nothing but time keeps an unused keyspace; `keyspace` is the only reference beside the
   // registry's own.
@@ -175,8 +189,10 @@ class KeyspaceRegistry {
   // Persists and applies a record.
   absl::Status Apply(const KeyspaceId& id, const v1::KeyspaceRecord& record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(changing_);
+  // Makes the object of a record. kInvalidArgument: the record's fields do not give `id`.
   absl::StatusOr<std::shared_ptr<Keyspace>> MakeFrom(const KeyspaceId& id,
                                                      const v1::KeyspaceRecord& record);
+  // Calls the function of OnChange. changing_ is held.
   void NotifyChange(const KeyspaceId& id) const {
     if (changed_) changed_(id);
   }

@@ -18,6 +18,8 @@ namespace crumb::server {
 // The place where a requested token was found. Every requested token counts in exactly one.
 enum class TokenTier : uint8_t { kDevice, kHost, kSsd, kRemote, kMiss, kWindow };
 inline constexpr int kTokenTierCount = 6;
+// Returns the value of the metrics' label `tier`: "device", "host", "ssd",
+// "remote", "miss" or "window".
 const char* TokenTierName(TokenTier tier);
 
 // Requested tokens of one value of the label `model`. Thread-safe.
@@ -42,9 +44,10 @@ class ModelTokens {
   // The counters of `model`, of which this tenant has a keyspace; they live as long as this does.
   TokenCounters& Of(const std::string& model, const std::string& tenant = "");
 
+  // Calls `visit` for each model, in the order of their names, under a lock.
   void ForEach(const std::function<void(const std::string&, const TokenCounters&)>& visit) const;
 
-  // Over all models.
+  // Returns the sum over all models.
   uint64_t Total(TokenTier tier) const;
 
  private:

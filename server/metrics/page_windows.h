@@ -15,7 +15,7 @@
 namespace crumb::server {
 
 // How many distinct values were added, estimated in 8 KiB: HyperLogLog with 2^13 registers,
-// standard error 1.15 %. Not thread-safe.
+// standard error 1.15 %. Not thread-safe. Adding a value that was added before changes nothing.
 class CardinalitySketch {
  public:
   CardinalitySketch() : registers_(kRegisters, 0) {}
@@ -24,7 +24,9 @@ class CardinalitySketch {
   void Add(uint64_t hash);
   // Adds all keys that were added to `other`.
   void Merge(const CardinalitySketch& other);
+  // Forgets all values.
   void Clear();
+  // Returns the estimated number of distinct values; 0 if none was added.
   double Estimate() const;
 
  private:
@@ -40,6 +42,7 @@ class CardinalitySketch {
 // is a ring of parts and covers all of them, or all but one. Thread-safe. Takes 400 KiB.
 class PageWindows {
  public:
+  // A window of time, made of `parts` parts of length `part`.
   struct Window {
     const char* name;
     Duration part;
@@ -49,6 +52,7 @@ class PageWindows {
                                                       {"1h", std::chrono::minutes(5), 12},
                                                       {"24h", std::chrono::hours(1), 24}}};
 
+  // Pages requested within a window, and the estimate of how many distinct ones they were.
   struct Reading {
     const char* window;
     uint64_t requested_pages;
@@ -58,7 +62,9 @@ class PageWindows {
   // `start` is the earliest time that calls name.
   explicit PageWindows(TimePoint start);
 
+  // Counts the pages of one request. Costs three sketches' updates for each key, under a lock.
   void Add(std::span<const PageKey> keys, TimePoint now);
+  // Returns one reading for each of kWindows.
   std::array<Reading, kWindows.size()> Read(TimePoint now) const;
 
  private:
@@ -73,6 +79,7 @@ class PageWindows {
     int64_t newest = 0;
   };
 
+  // Returns the number of the part that `now` falls in, or of the newest one if that is later.
   int64_t PartAt(size_t window, TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const TimePoint start_;

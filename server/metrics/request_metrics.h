@@ -11,6 +11,8 @@
 
 namespace crumb::server {
 
+// The calls of both gRPC services, as metrics count them. Calls over sessions' own sockets count as
+// the call that they make.
 enum class Rpc : uint8_t {
   kOpenKeyspace,
   kSetKeyspaceState,
@@ -45,6 +47,7 @@ enum class Rpc : uint8_t {
   kScrubSlots,
 };
 inline constexpr int kRpcCount = 31;
+// Returns the value of the metrics' label `rpc`.
 const char* RpcName(Rpc rpc);
 
 // How a call ended, in as few kinds as an operator acts upon.
@@ -56,7 +59,9 @@ enum class Outcome : uint8_t {
   kError,
 };
 inline constexpr int kOutcomeCount = 5;
+// Returns the value of the metrics' label `outcome`.
 const char* OutcomeName(Outcome outcome);
+// Returns the kind that a status belongs to; codes that no other kind lists are kError.
 Outcome OutcomeOf(absl::StatusCode code);
 
 // Durations of calls by RPC and outcome. Thread-safe.
@@ -64,8 +69,9 @@ class RequestMetrics {
  public:
   RequestMetrics();
 
+  // Counts a call that took `seconds` and ended with `code`.
   void Observe(Rpc rpc, absl::StatusCode code, double seconds);
-  // A call arrived; End() when it is over.
+  // Counts a call that arrived. End must follow when it is over.
   void Begin() { in_flight_.fetch_add(1, std::memory_order_relaxed); }
   void End() { in_flight_.fetch_sub(1, std::memory_order_relaxed); }
   int64_t in_flight() const { return in_flight_.load(std::memory_order_relaxed); }

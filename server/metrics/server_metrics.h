@@ -28,9 +28,11 @@ enum class Stage : uint8_t {
   kFlush,
 };
 inline constexpr int kStageCount = 5;
+// Returns the value of the metrics' label `stage`.
 const char* StageName(Stage stage);
 
-// Why a call was turned away.
+// The bound for which a call, a session or a connection was turned away; docs/config.md has the
+// settings.
 enum class Rejection : uint8_t {
   kRequests,
   kCommitQueue,
@@ -57,13 +59,16 @@ enum class Rejection : uint8_t {
   kRequestBytes,
 };
 inline constexpr int kRejectionCount = 23;
+// Returns the value of the metrics' label `reason`.
 const char* RejectionName(Rejection reason);
 
-// Why a fragment was not stored.
+// Why a fragment was not stored: its checksums differ, it does not belong to the keyspace, its
+// values are not finite, there is no room for it, or its tenant's quota is used up.
 enum class Refusal : uint8_t { kChecksum, kInvalid, kNonFinite, kNoRoom, kQuota };
 inline constexpr int kRefusalCount = 5;
 const char* RefusalName(Refusal reason);
 
+// Durations of the stages, in seconds. Thread-safe.
 class StageMetrics {
  public:
   StageMetrics();
@@ -117,6 +122,7 @@ struct ServerMetrics {
   // Reported by clients, within the bounds of `reported`.
   ReportedAmounts reported;
   QualityMetrics quality;
+  // Sums of the amounts that clients report on their session streams.
   Counter used_tokens;
   Counter prefill_tokens_avoided;
   Counter publish_dropped_pages;
@@ -136,15 +142,18 @@ struct ServerMetrics {
   Counter stalled_streams;      // calls ended because their caller neither sent nor read
   Counter stalled_connections;  // gRPC connections ended because their peers read nothing
   Counter keyspaces_ended;      // keyspaces ended because they were unused for a time
-  Counter grpc_bytes_in;        // tile bytes through Put
+  // Tile bytes that went over gRPC (Put, Get) and through shared memory (Commit, Acquire).
+  Counter grpc_bytes_in;  // tile bytes through Put
   Counter grpc_bytes_out;
   Counter shm_bytes_in;  // tile bytes through staging
   Counter shm_bytes_out;
 
+  // Counts a rejection; kPartFull: because the tenant held its part of the bound.
   void Reject(Rejection reason, TenantBudget::Taken why = TenantBudget::Taken::kTotalFull) {
     rejected[static_cast<size_t>(reason)].Add();
     if (why == TenantBudget::Taken::kPartFull) part_rejected[static_cast<size_t>(reason)].Add();
   }
+  // Counts fragments that were not stored.
   void Refuse(Refusal reason, uint64_t pages = 1) {
     refused_pages[static_cast<size_t>(reason)].Add(pages);
   }

@@ -14,7 +14,8 @@
 
 namespace crumb::server {
 
-// A tenant: a user of crumbd whose pages are apart from those of all others.
+// A tenant: a user of crumbd whose pages are apart from those of all others. Immutable once it was
+// read; calls hold it by reference count, so a reload does not change a call in progress.
 struct Tenant {
   using Instant = std::chrono::system_clock::time_point;
 
@@ -26,7 +27,8 @@ struct Tenant {
 
 // Reads the JSON of docs/security.md, "Tenants". kInvalidArgument naming `where` and the tenant:
 // not JSON, unknown or missing fields, values of the wrong kind or out of bounds, two tenants of
-// one name or token, more than `tenants_max`.
+// one name or token, more than `tenants_max`. All or nothing: one bad tenant refuses the whole
+// text.
 absl::StatusOr<std::vector<Tenant>> ParseTenants(std::string_view text, const std::string& where,
                                                  size_t tenants_max);
 

@@ -11,11 +11,14 @@
 
 namespace crumb::server {
 
-// Access of tenants: docs/security.md.
+// Access of tenants: the section tenants of the configuration, described in docs/security.md.
 struct TenantOptions {
   std::string file;  // empty: callers need no token, and name their tenant themselves
+  // Whether tenants may open sessions: "off" not, "own" with slabs of their own, "all" with all
+  // slabs.
   std::string shared_memory = "off";  // "off", "own" or "all"
   int64_t tenants_max = 256;
+  // Percentage of the rest of a bound, which other tenants leave, that one tenant may have.
   int64_t part_max_percent = 50;  // TenantBudget
   Duration reload_interval = std::chrono::seconds(10);
 

@@ -22,13 +22,15 @@ namespace crumb::server {
 // committed while it is taken, by which the quota may be exceeded. Thread-safe.
 class TenantQuotas {
  public:
+  // Time for which a sum is used before it is taken again.
   static constexpr Duration kSumAge = std::chrono::milliseconds(10);
 
   // `used_bytes` returns the bytes of a tenant's pages in all tiers. `clock` must outlive this.
   TenantQuotas(const Clock& clock, std::function<uint64_t(const std::string& tenant)> used_bytes)
       : clock_(clock), used_bytes_(std::move(used_bytes)) {}
 
-  // Counts `bytes` more. kResourceExhausted, and nothing is counted: they would pass the quota.
+  // Counts `bytes` more. kResourceExhausted, and nothing is counted: they would pass the quota. A
+  // quota of 0 is no limit.
   absl::Status Take(const Tenant& tenant, uint64_t bytes);
 
  private:

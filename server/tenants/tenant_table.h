@@ -18,7 +18,7 @@
 
 namespace crumb::server {
 
-// On whose behalf a call is made.
+// On whose behalf a call is made. The copy keeps the tenant as it was when the call began.
 struct Caller {
   std::shared_ptr<const Tenant> tenant;  // null: the caller may see the keyspaces of all tenants
 
@@ -26,12 +26,16 @@ struct Caller {
   std::string name() const { return tenant == nullptr ? "" : tenant->name; }
 };
 
-// Why a caller was not taken for anybody.
+// Why a caller could not be identified: it sent no token, an unknown one, an expired one, or the
+// token of a session that is not there.
 enum class AuthFailure : uint8_t { kMissing, kUnknown, kExpired, kSession };
 inline constexpr int kAuthFailureCount = 4;
+// Returns the value of the metrics' label `reason`.
 const char* AuthFailureName(AuthFailure reason);
 
-// The tenants of `tenants.file`. Thread-safe.
+// The tenants of `tenants.file`. The daemon owns it and has Reload called every
+// tenants.reload_interval. Thread-safe: the list is replaced as a whole, and callers see the old
+// one or the new one.
 class TenantTable {
  public:
   using WallClock = std::function<Tenant::Instant()>;
@@ -42,7 +46,7 @@ class TenantTable {
                                                            WallClock now);
 
   // The tenant of a token. kUnauthenticated: unknown or expired. Takes the same time whatever the
-  // token. Does not block.
+  // token. Does not block. A refusal is counted.
   absl::StatusOr<Caller> Authenticate(std::string_view token) const;
   // Counts an error and returns it, for a caller that cannot be identified.
   absl::Status Refuse(AuthFailure reason, const std::string& what) const;
@@ -51,10 +55,12 @@ class TenantTable {
   // stays as it was. Blocks.
   absl::Status Reload(bool always);
 
-  // Null: no such tenant.
+  // Returns the tenant of that name; null: there is none.
   std::shared_ptr<const Tenant> Find(const std::string& name) const;
+  // Returns all tenants, in the order of the file.
   std::vector<std::shared_ptr<const Tenant>> List() const;
 
+  // Numbers of refused callers and of failed reloads, for metrics.
   uint64_t failures(AuthFailure reason) const {
     return failures_[static_cast<size_t>(reason)].value();
   }
@@ -66,6 +72,7 @@ class TenantTable {
   TenantTable(TenantOptions options, WallClock now)
       : options_(std::move(options)), now_(std::move(now)) {}
 
+  // Reads the file and replaces the list. REQUIRES: reading_ is held.
   absl::Status Read();
   std::shared_ptr<const Tenants> Current() const {
     MutexLock lock(&mutex_);
