@@ -27,10 +27,18 @@
 namespace crumb::server {
 
 // The other nodes as this one uses them: the view, the directory of their pages, and the transfers
-// between nodes.
-// docs/cluster.md. Thread-safe.
+// between nodes. docs/cluster.md describes the mechanism. This interface is all that calls, metrics
+// and the daemon see of it; RunningCluster implements it. The daemon owns it, opens it after the
+// store and the keyspaces, and stops it before them. Thread-safe; functions do not block unless
+// they say so.
+//
+//   Open --> Join --> serving --> Stop
+//
+// Callbacks (`done`) run exactly once, possibly before the function returns or on any thread, and
+// must not block.
 class Cluster {
  public:
+  // The parts of the daemon that the cluster works with.
   struct Parts {
     ClusterOptions options;
     transport::TransportOptions transport;
@@ -38,7 +46,9 @@ class Cluster {
     std::string node_id;
     std::string version;
     ProtocolVersions versions;
+    // Bytes of host memory and SSD that this node offers, for its record.
     uint64_t capacity_bytes = 0;
+    // limits.acquire_keys_max and limits.control_queue.
     size_t keys_max = 0;
     size_t control_queue = 256;
     const Clock& clock;
@@ -48,7 +58,7 @@ class Cluster {
     std::function<void(const KeyspaceId&)> state_changed;
   };
 
-  // Numbers for /metrics.
+  // Values for /metrics that change in both directions.
   struct Gauges {
     uint64_t view_epoch = 0;
     size_t view_nodes = 0;
@@ -95,16 +105,21 @@ class Cluster {
   virtual absl::Status NoteDeletion(const KeyspaceId& keyspace,
                                     const std::vector<PageKey>& keys) = 0;
 
+  // Fills in this node and all others that it knows, with the state of each.
   virtual void ListNodes(v1::ListNodesResponse* response) = 0;
   // Finds the page on all nodes; `done` is called once, within a second.
   virtual void Locate(const v1::LocatePageRequest& request, v1::LocatePageResponse* response,
                       std::function<void(absl::Status)> done) = 0;
+  // Has a node, this one or another, offer all of its pages to the homes that remain, so that it
+  // can be stopped without a loss. `done` is called when the node has begun.
   virtual void DrainNode(const std::string& node, std::function<void(absl::Status)> done) = 0;
 
   // The context of PeerService's calls.
   virtual const PeerCallContext& calls() const = 0;
+  // Returns the source that serves this node's pages to other nodes, also over gRPC.
   virtual transport::FragmentSource& source() = 0;
 
+  // Return the counters, and values that change in both directions.
   virtual const ClusterMetrics& metrics() const = 0;
   virtual Gauges gauges() const = 0;
   // Null without a transport.

@@ -30,9 +30,11 @@ enum class PushDrop : uint8_t {
 };
 inline constexpr size_t kPushDropCount = 14;
 
+// Returns the label's value.
 const char* PushDropName(PushDrop reason);
 
-// Counters of the cluster's parts. Thread-safe.
+// Counters of the cluster's parts, in the order of the page's way: look for it elsewhere, push it,
+// serve it. The cluster owns the only one; its parts add, the exporter reads. Thread-safe.
 struct ClusterMetrics {
   // Looking at other nodes.
   Counter pulls;                  // requests that were sent to other nodes

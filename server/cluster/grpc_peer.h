@@ -12,8 +12,9 @@
 
 namespace crumb::server {
 
-// How this node calls others.
+// This node as it names itself in calls to others.
 struct CallerInfo {
+  // Id of this node, id of its process, and the highest version of PeerService that it supports.
   std::string node;
   std::string incarnation;
   uint32_t wire_max = kWireMax;
@@ -26,7 +27,9 @@ enum class ConnectWhen : uint8_t { kAtFirstCall, kNow };
 std::shared_ptr<v1::PeerService::Stub> PeerStub(const std::string& address,
                                                 const PeerChannel& channel, ConnectWhen when);
 
-// A node behind gRPC for control and, where both have it, a transport for bytes.
+// A node behind gRPC for control and, where both have it, a transport for bytes. Without a
+// transport, or if the two have no version of its frames in common, bytes are read as gRPC messages
+// and checked tile by tile as they arrive.
 class GrpcPeer final : public Peer, public std::enable_shared_from_this<GrpcPeer> {
  public:
   // `transport` may be null; it and `clock` must outlive this.
@@ -46,9 +49,11 @@ class GrpcPeer final : public Peer, public std::enable_shared_from_this<GrpcPeer
   const char* transport() const override { return UsesTransport() ? "ucx" : "grpc"; }
 
  private:
+  // Returns whether both nodes have a transport.
   bool UsesTransport() const {
     return transport_ != nullptr && !record().transport_address().empty();
   }
+  // Fills in this node's id and the highest wire version that both nodes support.
   void FillCaller(v1::PeerCaller* caller) const;
 
   const Clock& clock_;

@@ -55,6 +55,7 @@ bool Fits(const v1::PeerAcquireRequest& request, const v1::PeerAcquireResponse& 
 // The bytes of keys[i] for i in `pages`.
 std::string KeyBytes(const std::vector<PageKey>& keys, const std::vector<size_t>& pages);
 
+// Returns the reason; values that a home does not send for a page that it lacks are kAbsent.
 MissReason ReasonFromProto(v1::MissReason reason);
 
 }  // namespace crumb::server

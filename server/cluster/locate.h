@@ -23,8 +23,10 @@ struct LocateContext {
   const std::string& self;
 };
 
-// The homes of a page's run, and every node that has the page. Without a keyspace in the request:
-// the one in which this node has the page. kNotFound: it has it in none. `done` once.
+// Fills in the homes of a page's run, and every node that has the page, for `crumb locate`. Without
+// a keyspace in the request, uses the one in which this node has the page. kNotFound: it has it in
+// none. All nodes are requested at once; a node that does not respond within a second is left out.
+// `done` is called once.
 void LocatePage(const LocateContext& context, const v1::LocatePageRequest& request,
                 v1::LocatePageResponse* response, std::function<void(absl::Status)> done);
 

@@ -18,7 +18,10 @@
 
 namespace crumb::server {
 
-// Finds the other nodes of the cluster and exchanges keyspace records with them. Thread-safe.
+// Finds the other nodes of the cluster and exchanges keyspace records with them. There are two:
+// EtcdMembership over etcd, StaticMembership over a list of addresses. A membership starts with its
+// construction, has threads of its own, and reports through Events; the cluster owns it.
+// Thread-safe.
 class Membership {
  public:
   // The nodes that are alive as far as this node knows, itself left out.
@@ -37,6 +40,7 @@ class Membership {
     kFull,     // etcd's space is used up, or it is at a bound
     kRefused,  // etcd refuses this node's records: no permission, or the id is another node's
   };
+  // The state of the exchange, for the status page, metrics and log lines.
   struct Health {
     State state = State::kNone;
     std::string trouble;  // the fault and its effect; empty: there is none
@@ -70,23 +74,27 @@ class Membership {
 
   // Sets this node's record, which other nodes receive.
   virtual void Publish(const v1::NodeRecord& self) = 0;
-  // This node's records of keyspaces have changed, and others need them soon.
+  // Notes that this node's records of keyspaces have changed, and others need them soon. Does not
+  // block.
   virtual void KeyspacesChanged() = 0;
-  // Another node has newer records of a keyspace: requests them soon.
+  // Notes that another node has newer records of a keyspace, and requests them soon.
   virtual void RequestKeyspaces() = 0;
   // Takes over all records of others from the first one on: some were left out before.
   virtual void RereadKeyspaces() {}
   // Waits for at most `most` until the records of other nodes were taken over once and this node's
   // record was published or refused. False: no node's records were received.
   virtual bool WaitSynced(Duration most) = 0;
+  // Returns the state as of the last exchange.
   virtual Health health() const { return {}; }
-  // Leaves, and joins the threads. Idempotent.
+  // Leaves, and joins the threads. Idempotent. No event is reported after it returns. Must not be
+  // called from an event.
   virtual void Stop() = 0;
 };
 
 inline constexpr std::array<Membership::State, 4> kEtcdStates = {
     Membership::State::kOk, Membership::State::kSilent, Membership::State::kFull,
     Membership::State::kRefused};
+// Returns the value of the metrics' label `state`.
 inline const char* EtcdStateName(Membership::State state) {
   switch (state) {
     case Membership::State::kNone:

@@ -12,7 +12,7 @@ namespace crumb::server {
 
 // Checks whether two nodes can work together. kFailedPrecondition if they are of different
 // clusters, have no wire version in common, have different page tiles, or have one id; the message
-// names the reason and the remedy.
+// names the reason and the remedy. A record without id, address or weight fails, too.
 absl::Status CheckNode(const v1::NodeRecord& self, const v1::NodeRecord& other);
 
 // Leaves those out that cannot work with `self`, and of two with one id the later one. Each of them

@@ -10,7 +10,7 @@
 
 namespace crumb::server {
 
-// Pages of one node that are to be fetched in one go.
+// Pages of one node that are to be fetched in one go. All vectors have one element for each page.
 struct PageFetch {
   std::shared_ptr<Peer> from;
   std::shared_ptr<Keyspace> keyspace;
@@ -27,8 +27,11 @@ struct PageFetch {
 // How a page of a fetch ended; kNone: it is in host memory.
 using PageSettled = std::function<void(size_t name, MissReason reason)>;
 
-// Reserves room, fetches, checks and publishes. `settled` is called once for each page, on the
-// executor's threads or inside the call. Never blocks. `held` lives until the fetch has ended.
+// Reserves room in host memory, fetches, checks and publishes, in as many requests as the
+// transport's bound of pages needs. `settled` is called once for each page, on the executor's
+// threads or inside the call. Never blocks. `held`, such as a lease at the other node, lives until
+// the fetch has ended. The outcome also counts for the node's breaker: silence is a failure, a miss
+// is none.
 void StartPageFetch(const PullContext& context, const PageFetch& fetch,
                     const std::shared_ptr<const void>& held, const PageSettled& settled);
 

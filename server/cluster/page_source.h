@@ -13,7 +13,9 @@ namespace crumb::server {
 
 // Serves pages to other nodes, over every transport: checks the session, then leases in the store
 // the requested pages until they are sent. A request counts against its node's budget until its
-// response was sent or dropped, even if its call or connection ends before. Thread-safe.
+// response was sent or dropped, even if its call or connection ends before. Thread-safe. A request
+// whose session may not read the keyspace, or that names a page twice, is refused; one beyond the
+// node's budget gets kBusy for every page.
 class PageSource final : public transport::FragmentSource {
  public:
   // The references must outlive this and every reply.
@@ -25,6 +27,8 @@ class PageSource final : public transport::FragmentSource {
         metrics_(metrics),
         reads_(reads_per_node_max) {}
 
+  // Called on threads of the transport or of gRPC; does not block. `reply` is called once, possibly
+  // before this returns or on a thread of the store.
   void Acquire(transport::SourceRequest request, Reply reply) override;
 
  private:

@@ -13,7 +13,8 @@
 namespace crumb::server {
 
 // Bounds how much of one thing each of several parties (nodes, tenants) has at a time, so that one
-// of them cannot take all of it. A party has an entry while it holds something. Thread-safe.
+// of them cannot take all of it. A party has an entry while it holds something. Thread-safe. Unlike
+// TenantBudget it has no total: each party has the same maximum.
 class PartyBudget {
  public:
   explicit PartyBudget(size_t each_max) : each_max_(each_max) {}
@@ -33,6 +34,7 @@ class PartyBudget {
     held += amount;
     return std::make_shared<const Hold>(state_, party, amount);
   }
+  // Returns the amount that the party holds.
   size_t held(const std::string& party) const {
     MutexLock lock(&state_->mutex);
     const auto found = state_->held.find(party);
@@ -49,6 +51,7 @@ class PartyBudget {
   const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
+// See PartyBudget::Take.
 class PartyBudget::Hold {
  public:
   Hold(std::shared_ptr<State> state, std::string party, size_t amount)

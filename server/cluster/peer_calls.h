@@ -55,15 +55,26 @@ inline constexpr int kReleasesMax = 1024;
 // support. kInvalidArgument: no node's name.
 absl::Status CheckCaller(const PeerCallContext& context, const v1::PeerCaller& caller);
 
+// Returns this node's record and the number of its latest change of a keyspace record. Needs no
+// caller, because a node that is not known yet calls it first.
 void PeerHello(const PeerCallContext& context, v1::PeerHelloResponse* response);
+// Leases or finds the pages of several runs for another node and gives it a session to read them
+// with. As a home it refers the node to holders instead, if that is requested. Misses are in the
+// response; a page is not leased if a bound of the node's leases is reached.
 void PeerAcquire(const PeerCallContext& context, const v1::PeerAcquireRequest& request,
                  TimePoint deadline, v1::PeerAcquireResponse* response, PeerDone done);
+// Ends leases of the calling node; others' and unknown ones are ignored.
 absl::Status PeerRelease(const PeerCallContext& context, const v1::PeerReleaseRequest& request);
+// Takes an offer of pages: notes the node as their holder and fetches those that the push policy
+// wants. The response names the pages that were not taken, with reasons.
 void PeerPush(const PeerCallContext& context, const v1::PeerPushRequest& request,
               TimePoint deadline, v1::PeerPushResponse* response, PeerDone done);
+// Takes over the caller's records and returns a page of this node's. The response says whether a
+// record was refused.
 void PeerKeyspaces(const PeerCallContext& context, const v1::PeerKeyspacesRequest& request,
                    v1::PeerKeyspacesResponse* response, PeerDone done);
-// Returns the request of a PeerRead to the page source.
+// Returns the request of a PeerRead to the page source. kNotFound: the keyspace is not known;
+// kInvalidArgument: session, keys or range.
 absl::StatusOr<transport::SourceRequest> SourceRequestOf(const PeerCallContext& context,
                                                          const v1::PeerReadRequest& request,
                                                          TimePoint deadline);
@@ -74,6 +85,7 @@ absl::StatusOr<transport::SourceRequest> SourceRequestOf(const PeerCallContext& 
 // one is not whole.
 absl::StatusOr<std::vector<PageKey>> KeysOf(const std::string& bytes, size_t keys_max);
 
+// Returns the range. kInvalidArgument: it is empty or out of the keyspace's bounds.
 absl::StatusOr<TileRange> RangeOf(const Keyspace& keyspace, const v1::TileRange& range);
 
 // Returns the budget that a call counts against: its node's, or the empty name for all nodes

@@ -30,12 +30,15 @@ class PeerLeases {
       : store_(store), clock_(clock), bounds_(bounds), lasts_(lasts) {}
   ~PeerLeases();
 
-  // Takes over store leases of `pages` pages. 0, and they are released: a bound is reached.
+  // Takes over store leases of `pages` pages for `node` and returns the number by which the node
+  // releases them. Returns 0, and releases them, if a bound is reached.
   uint64_t Add(const std::string& node, std::vector<storage::LeaseId> leases, size_t pages);
-  // Ends a lease of `node`.
+  // Ends a lease of `node`. Ignores numbers that are not the node's.
   void Release(const std::string& node, uint64_t lease);
-  // Ends those whose time is up; how many.
+  // Ends the leases whose time is up and returns how many there were. The cluster calls it every
+  // second.
   size_t Reap();
+  // Returns the number of leases of all nodes.
   size_t size() const;
 
  private:
@@ -49,7 +52,9 @@ class PeerLeases {
     size_t leases = 0;
     size_t pages = 0;
   };
+  // Subtracts an entry from its node's part.
   void GiveBack(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends leases in the store. The lock is not held, because that takes time in their size.
   void ReleaseInStore(const std::vector<storage::LeaseId>& leases);
 
   storage::TieredStore& store_;

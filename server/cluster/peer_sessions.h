@@ -18,24 +18,28 @@
 namespace crumb::server {
 
 // Sessions of other nodes that fetch: each has one, whose token it got on the control plane, and
-// may read the keyspaces that it named there. Nodes that are not in the view, as one that has just
-// joined, are strangers: only the kStrangersMax that came last have a session. Thread-safe.
+// may read the keyspaces that it named there. A request for bytes carries only the token, so that a
+// process that can reach the transport's port reads nothing without one. Nodes that are not in the
+// view, as one that has just joined, are strangers: only the kStrangersMax that came last have a
+// session. Thread-safe.
 class PeerSessions {
  public:
   static constexpr size_t kStrangersMax = 64;
+  // Whether the node is in the view.
   enum class Who : uint8_t { kMember, kStranger };
 
   explicit PeerSessions(size_t nodes_max) : nodes_max_(nodes_max) {}
 
-  // The token of `node`, which may read `keyspace` from now on. kResourceExhausted: too many nodes.
+  // Returns the token of `node`, a new one at the first call; the node may read `keyspace` from now
+  // on. kResourceExhausted: there are cluster.nodes_max sessions.
   absl::StatusOr<transport::SessionToken> Grant(const std::string& node, const KeyspaceId& keyspace,
                                                 Who who = Who::kMember);
 
-  // The node whose session may read `keyspace`; none: there is no such session.
+  // Returns the node whose session may read `keyspace`; none: there is no such session.
   std::optional<std::string> ReaderOf(const transport::SessionToken& token,
                                       const KeyspaceId& keyspace) const;
 
-  // The node has left.
+  // Ends the session of a node that has left. Its next request gets a new token.
   void Forget(const std::string& node);
 
  private:

@@ -13,7 +13,8 @@
 
 namespace crumb::server {
 
-// The nodes of both views as peers, and the homes of runs. Thread-safe.
+// The nodes of the cluster as peers, and the homes of runs in the two newest views. The cluster
+// owns it and replaces its content when nodes change; requests look nodes up. Thread-safe.
 class PeerTable {
  public:
   using Peers = std::vector<std::shared_ptr<Peer>>;
@@ -22,7 +23,9 @@ class PeerTable {
 
   // Makes `peers` all there are. Those that are not named are let go.
   void SetPeers(const Peers& peers);
+  // Returns the node of that id; null: it is unknown, or this node.
   std::shared_ptr<Peer> Find(const std::string& id) const;
+  // Returns all other nodes, sorted by id.
   Peers All() const;
 
   ViewHistory& history() { return history_; }
@@ -41,9 +44,11 @@ class PeerTable {
     std::vector<std::string> current;
     std::vector<std::string> previous;
   };
+  // Returns them, this node included, best first.
   Homes HomesOfRun(const PageKey& run) const;
 
  private:
+  // Returns the ids of the run's homes in one view, best first.
   std::vector<std::string> IdsOf(const View& view, const PageKey& run) const;
 
   const std::string self_;

@@ -34,6 +34,7 @@ namespace crumb::server {
 // one. They take at most half of the queue, so that commits find room. Thread-safe.
 class Pusher {
  public:
+  // Bounds, from ClusterOptions.
   struct Options {
     size_t queue_pages = 16'384;
     size_t batch_pages = 64;
@@ -55,10 +56,11 @@ class Pusher {
   bool OfferCopy(const FragmentHeader& header, const PageKey& run);
   // Queues a fragment for one home whose directory may not list it. False: dropped.
   bool OfferAgain(const std::string& home, const FragmentHeader& header, const PageKey& run);
-  // A page that cannot be offered at all.
+  // Counts a page that cannot be offered at all.
   void NoteDrop(PushDrop reason) { Drop(reason, 1); }
 
-  // The newest view is another one: pages that waited for other nodes may have homes now.
+  // Notes that the newest view is another one: pages that waited for other nodes may have homes
+  // now.
   void ViewChanged();
 
   // Requests that homes fetch all offered pages from now on, because this node leaves.
@@ -77,6 +79,11 @@ class Pusher {
 
  private:
   // A page on its way to one home.
+  //
+  //   Fresh --Route--> outgoing_ --Pump--> offered --taken--> done
+  //                       ^                  |
+  //                       |                  '--Fail--> retries_, or dropped after `attempts`
+  //                       '----RouteAgain----------------'
   struct Item {
     KeyspaceId keyspace;
     PageKey key;
@@ -107,27 +114,40 @@ class Pusher {
     std::set<std::string> nodes;  // nodes that may have more items
   };
 
+  // The thread (crumb-push): routes, and starts offers, until Stop.
   void Run();
+  // Waits for work and takes all there is. Returns false if it is stopping.
   bool TakeWork(Work* work);
+  // Queues a fragment, unless as many as `pages_max` wait: then it is dropped. Returns whether it
+  // was queued.
   bool Queue(Fresh fresh, size_t pages_max);
+  // Waits until fewer than `pages_max` wait. Returns false at the deadline or if it is stopping.
   bool WaitUntilBelow(size_t pages_max, TimePoint deadline);
+  // Appends a fragment to the items of each of its homes. RouteAgain does so for an item whose
+  // offer failed: to the same home, or to all homes if that is none any more.
   void Route(const Fresh& fresh);
   void RouteAgain(const Retry& retry);
+  // Adds an item to those of a node.
   void Append(const std::string& node, const Item& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Keeps an item until another node is in the view; the oldest is dropped beyond queue_pages.
   void Hold(Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Starts offers to `node` as long as its limit of offers allows.
   void Pump(const std::string& node);
+  // Removes and returns the items of one offer: the first one and others of its keyspace and range.
   std::vector<Item> TakeBatch(Outgoing& outgoing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the message of an offer. The session lets the home read the pages from this node.
   v1::PeerPushRequest RequestOf(const std::vector<Item>& batch,
                                 const transport::SessionToken& session) const;
   void Send(const std::shared_ptr<Peer>& peer, std::vector<Item> batch,
             const transport::SessionToken& session);
+  // Handles the end of an offer, on a thread of the peer.
   void TakeResponse(Peer& peer, const std::vector<Item>& batch,
                     const absl::StatusOr<v1::PeerPushResponse>& response);
   void NoteTaken(const std::string& node, const std::vector<Item>& batch,
                  const v1::PeerPushResponse& response);
   // Handles an item that was offered to `node` in vain: schedules another attempt or drops it.
   void Fail(const std::string& node, const Item& item, PushDrop reason);
+  // Counts pages that are not offered any more.
   void Drop(PushDrop reason, size_t pages);
   size_t Waiting() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return queue_.size() + routing_ + waiting_;

@@ -34,6 +34,7 @@ class PageFlights {
   // True: the caller brings the page and calls Land. False: another caller does already, and
   // `landed` will be called on its thread.
   bool Claim(const KeyspaceId& keyspace, const PageKey& key, const TileRange& range, Landed landed);
+  // Ends a flight and calls all that wait for it, on this thread and without a lock.
   void Land(const KeyspaceId& keyspace, const PageKey& key, const TileRange& range, bool arrived);
 
  private:
@@ -117,7 +118,7 @@ struct PullContext {
 class RemoteReader {
  public:
   // At most `pulls_max` pulls and finds at a time, of them `per_tenant_max` for keyspaces of one
-  // tenant.
+  // tenant. More fail at once with kBusy.
   RemoteReader(PullContext context, size_t pulls_max, size_t per_tenant_max = SIZE_MAX)
       : context_(std::move(context)), pulls_max_(pulls_max), tenants_(per_tenant_max) {}
 

@@ -43,11 +43,13 @@ class Reoffer {
       : parts_(parts), thread_("crumb-reoffer", [this] { Run(); }) {}
   ~Reoffer() { Stop(); }
 
-  // The view or a node's process is another one.
+  // Notes that the view or a node's process is another one, and starts a walk, after the one in
+  // progress.
   void NodesChanged();
+  // Ends the thread. Idempotent.
   void Stop();
 
-  // Walks that have ended.
+  // Returns the number of walks that have ended.
   uint64_t walks() const;
 
  private:
@@ -58,14 +60,19 @@ class Reoffer {
   };
 
   void Run();
+  // Waits for NodesChanged. Returns false if it is stopping.
   bool WaitForChange();
   // Waits until `due`. False: stopping.
   bool Pace(std::chrono::steady_clock::time_point due);
   // Waits until the pusher takes another copy. False: stopping.
   bool WaitForRoom();
   Nodes NodesNow() const;
+  // Goes through all pages. Returns false if it is stopping.
   bool Walk(const Nodes& now);
+  // Offers the ranges of a page that this node holds to the homes that may not list it.
   void OfferPage(const Nodes& now, const Keyspace& keyspace, const PageKey& key);
+  // Returns the homes of the run that were not its homes, or were other processes, in the last
+  // walk.
   std::vector<std::string> NewHomesOf(const Nodes& now, const PageKey& run) const;
 
   const Parts parts_;

@@ -37,18 +37,23 @@ class RunFinder {
   std::optional<PageKey> Find(const FragmentHeader& header);
 
  private:
+  // A page's position in its sequence, counted from 0, and the first page of its run.
   struct Place {
     PageKey run;
     uint32_t position = 0;
   };
   std::optional<Place> PlaceOf(const FragmentHeader& header);
+  // Returns the cached place of a page.
   std::optional<Place> Known(const PageKey& key) const;
+  // Goes back to the run's first page, whose distance the header's position says.
   std::optional<Place> FromPosition(const FragmentHeader& header) const;
   std::optional<Place> FromRoot(const FragmentHeader& header);
   // Places the pages of `chain`, the last of which hangs on `root` (none: it is the first page of
   // its sequence), and remembers them. Returns the place of the first.
   Place PlaceChain(const std::vector<PageKey>& chain, const std::optional<Place>& root);
+  // Takes a step from the credit. Returns false if there is none.
   bool TakeStep();
+  // Caches a place; the oldest is forgotten beyond pages_max.
   void Remember(const PageKey& key, const Place& place);
 
   const storage::TieredStore& store_;

@@ -11,7 +11,8 @@
 
 namespace crumb::server {
 
-// The nodes that are homes, as of one epoch. Sorted by id.
+// The nodes that are homes, as of one epoch. Sorted by id. Immutable; nodes that drain are no
+// homes.
 struct View {
   uint64_t epoch = 0;
   std::vector<PlacementNode> nodes;
@@ -32,6 +33,7 @@ class ViewHistory {
   // or if it is not empty and `epoch` is older than its epoch.
   bool Install(uint64_t epoch, std::vector<PlacementNode> nodes);
 
+  // Returns both views as of one moment.
   Views views() const;
 
  private:

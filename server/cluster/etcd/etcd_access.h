@@ -26,7 +26,7 @@ struct EtcdAccess {
   void Visit(ConfigVisitor& visitor);
   // kInvalidArgument naming key and bound. Reads no file.
   absl::Status Validate() const;
-  // Whether the files can be used now; errors name setting and file.
+  // Reads the files and checks that they can be used now; errors name setting and file.
   absl::Status CheckFiles(std::chrono::system_clock::time_point now) const;
 };
 

@@ -35,21 +35,25 @@ class EtcdClient {
                                           Duration call_deadline, const EtcdAccess& access = {});
   virtual ~EtcdClient() = default;
 
-  // All entries whose keys begin with `prefix`, as of `*revision`.
+  // Returns all entries whose keys begin with `prefix`, as of `*revision`.
   virtual absl::StatusOr<std::vector<EtcdEntry>> Range(const std::string& prefix,
                                                        int64_t* revision) = 0;
 
-  // Writes when the entry's revision of last change is `mod_revision`, 0 for one that is not there.
-  // False: it is not. `lease` 0: for good.
+  // Writes the entry if its revision of last change is `mod_revision`, or, with 0, if it is not
+  // there. Returns false, and writes nothing, if it is not so. The entry ends with lease `lease`;
+  // 0: it stays.
   virtual absl::StatusOr<bool> PutIf(const std::string& key, const std::string& value,
                                      int64_t lease, int64_t mod_revision) = 0;
+  // Writes an entry, whatever is there.
   virtual absl::Status Put(const std::string& key, const std::string& value, int64_t lease) = 0;
+  // Deletes an entry; one that is not there is no error.
   virtual absl::Status Delete(const std::string& key) = 0;
 
+  // Makes a lease that ends unless KeepAlive renews it within `ttl`. Returns its id.
   virtual absl::StatusOr<int64_t> GrantLease(Duration ttl) = 0;
   // Ends the lease, and with it all that was written on it.
   virtual absl::Status RevokeLease(int64_t lease) = 0;
-  // kNotFound: the lease has ended.
+  // Renews a lease for its full time. kNotFound: it has ended.
   virtual absl::Status KeepAlive(int64_t lease) = 0;
 
   // Calls `changed` with the changes of entries under `prefix` after `revision`, batch by batch,
@@ -62,7 +66,7 @@ class EtcdClient {
   virtual void Cancel() = 0;
 };
 
-// The first key behind all that begin with `prefix`.
+// Returns the first key behind all that begin with `prefix`.
 std::string EndOfPrefix(std::string prefix);
 
 }  // namespace crumb::server
