@@ -12,11 +12,15 @@
 
 namespace crumb::server {
 
-// HTTP for operators: / (the status page), /metrics, /healthz, /readyz, /status.json. Thread-safe.
+// HTTP for operators: / (the status page), /metrics, /healthz, /readyz, /status.json. It serves
+// from the start of the daemon, so that a recovery can be watched; pages without content yet have
+// the status 503. It has no TLS and no token, so it listens on loopback by default. The daemon owns
+// it. Thread-safe.
 class AdminServer {
  public:
   // The content of the pages; called on this server's threads.
   struct Pages {
+    // Whether crumbd serves: the status of /readyz.
     std::function<bool()> ready;
     std::function<std::string()> metrics;  // Prometheus text; empty: not yet
     std::function<std::string()> status;   // JSON; empty: not yet
@@ -28,10 +32,10 @@ class AdminServer {
   static absl::StatusOr<std::unique_ptr<AdminServer>> Start(const AdminOptions& options,
                                                             Pages pages, Counter& closed);
 
-  // Stops.
+  // Stops. No function of Pages is called afterwards.
   virtual ~AdminServer() = default;
 
-  // "HOST:PORT" with the real port.
+  // Returns "HOST:PORT" with the real port.
   virtual std::string address() const = 0;
 };
 

@@ -44,7 +44,8 @@ struct TenantScrape {
 TenantScrape ScrapeOf(const TenantTable& tenants, const ReportedAmounts& reported,
                       const std::function<uint64_t(const std::string& tenant)>& bytes_of);
 
-// The content of one scrape.
+// The content of one scrape: references and copies of everything that /metrics shows, taken at one
+// time. It is used on one thread and only while ExportText runs.
 struct Scrape {
   const ServerMetrics& metrics;
   storage::StoreStats store;
@@ -65,7 +66,7 @@ struct Scrape {
   HeapBytes heap = {};
 };
 
-// The Prometheus text format, version 0.0.4. docs/metrics.md lists every series.
+// Returns the Prometheus text format, version 0.0.4. docs/metrics.md lists every series.
 std::string ExportText(const Scrape& scrape);
 
 }  // namespace crumb::server

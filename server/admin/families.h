@@ -16,12 +16,14 @@ namespace crumb::server {
 
 struct ClusterScrape;
 
-// Collects the series of a scrape in families, one for each name. The series of a family are added
-// one after the other.
+// Collects the series of a scrape in families, one for each name. The series of a family must be
+// added one after the other, because a family that is named again later would appear twice in the
+// text. Not thread-safe; one object serves one scrape.
 class Families {
  public:
   using LabelList = std::vector<std::pair<std::string, std::string>>;
 
+  // Add one series of a counter or of a gauge. `help` counts for the first series of a family.
   void Counter(const std::string& name, const std::string& help, double value,
                const LabelList& labels = {}) {
     prometheus::ClientMetric& metric = Add(name, help, prometheus::MetricType::Counter, labels);
@@ -32,7 +34,8 @@ class Families {
     prometheus::ClientMetric& metric = Add(name, help, prometheus::MetricType::Gauge, labels);
     metric.gauge.value = value;
   }
-  // `count(i)` are the observations of bucket i alone, bounds.size() + 1 of them.
+  // `count(i)` are the observations of bucket i alone, bounds.size() + 1 of them. Adds one series
+  // of a histogram with upper bounds `bounds`, whose observations add up to `sum`.
   template <typename Bounds, typename Count>
   void HistogramOf(const std::string& name, const std::string& help, const Bounds& bounds,
                    const Count& count, double sum, const LabelList& labels = {}) {
@@ -48,6 +51,7 @@ class Families {
     metric.histogram.sample_sum = sum;
   }
 
+  // Returns all families as Prometheus text.
   std::string Serialize() const { return prometheus::TextSerializer().Serialize(families_); }
 
  private:

@@ -23,10 +23,12 @@ struct HistorySample {
   uint64_t saved_bytes = 0;  // BF16 size of the resident tiles minus their size
 };
 
+// Returns the sample of these counters.
 HistorySample SampleOf(TimePoint now, const ModelTokens& tokens, const storage::StoreStats& stats);
 
 // Takes a sample at once and then every interval, and keeps the newest ones. Owns the thread
-// crumb-history, which sleeps in between. Thread-safe.
+// crumb-history, which sleeps in between. Thread-safe. The charts of the status page need no other
+// service for their last hour.
 class History {
  public:
   struct Options {
@@ -37,10 +39,11 @@ class History {
   // `take` is called on the thread until this is destroyed.
   History(const Options& options, std::function<HistorySample()> take);
 
-  // Oldest first; at least one.
+  // Returns the samples, oldest first; at least one.
   std::vector<HistorySample> Samples() const;
 
  private:
+  // Adds a sample and forgets the oldest one beyond samples_max.
   void Add(const HistorySample& sample);
 
   const Options options_;

@@ -10,10 +10,11 @@
 
 namespace crumb::server {
 
-// One JSON object of strings, in order.
+// Returns one JSON object of strings, in order. Names and values are escaped.
 std::string JsonObject(const std::vector<std::pair<std::string, std::string>>& members);
 
-// Statistics as JSON: ids in hexadecimal, numbers as numbers.
+// Returns the text of /status.json: statistics, with ids in hexadecimal and numbers as numbers, and
+// the object `endpoints_json`.
 std::string StatusJson(const v1::StatsResponse& stats, const std::string& endpoints_json);
 
 }  // namespace crumb::server

@@ -19,8 +19,8 @@ struct StatusView {
   std::vector<LoggedProblem> problems;
 };
 
-// One HTML page without scripts or anything from elsewhere, which loads itself again. All text from
-// outside is escaped.
+// Returns one HTML page without scripts or anything from elsewhere, which loads itself again. All
+// text from outside is escaped.
 std::string StatusPage(const StatusView& view);
 
 }  // namespace crumb::server

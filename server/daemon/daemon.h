@@ -14,7 +14,11 @@
 
 namespace crumb::server {
 
-// All of crumbd but its command line: store, sessions, services, admin port.
+// All of crumbd but its command line: store, sessions, services, admin port. The program makes one;
+// tests make several in one process. Functions other than endpoints are called on one thread.
+//
+//   Start: admin port --> store recovered --> calls served --> ready
+//   Stop:  calls refused --> calls in progress end --> queued writes end --> store closed
 class Daemon {
  public:
   // The addresses at which a daemon serves.
@@ -25,6 +29,7 @@ class Daemon {
     std::string admin;  // the same
   };
 
+  // The function that opens the store; tests pass one that opens a fake.
   using OpenStore = std::function<absl::StatusOr<std::unique_ptr<storage::TieredStore>>(
       const storage::StoreOptions&, Clock&, storage::StoreEvents, storage::StoreStart)>;
 
@@ -37,6 +42,7 @@ class Daemon {
 
   virtual ~Daemon() = default;
 
+  // Returns the addresses, with the real ports.
   virtual Endpoints endpoints() const = 0;
 
   // Reads tenants.file again if it has changed or if `always`. A fault of the file is logged and

@@ -24,6 +24,7 @@ struct DescriptorNeeds {
   uint64_t certain() const { return fixed + slabs + extents; }
   uint64_t all() const { return certain() + sessions + connections + pool_handles; }
 };
+// Returns the needs of a configuration: upper bounds, from the settings that bound each kind.
 DescriptorNeeds DescriptorNeedsOf(const Options& options);
 
 // Compares the needs with this process's RLIMIT_NOFILE, and raises its soft limit to the hard one

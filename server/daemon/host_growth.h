@@ -13,7 +13,9 @@
 namespace crumb::server {
 
 // Takes the host memory that was not to be had when crumbd started, as it becomes free: usually it
-// is mapped by workers of a crumbd before. Its thread ends when nothing is missing.
+// is mapped by workers of a crumbd before. Its thread, crumb-memory, takes up to 256 MiB at a time,
+// as much as is free then, and tries again every `interval`; it ends when nothing is missing.
+// Without missing memory there is no thread. The daemon owns it.
 class HostGrowth {
  public:
   // Bytes that may be taken now.
@@ -25,7 +27,7 @@ class HostGrowth {
 
  private:
   void Run();
-  // False: nothing is missing any more.
+  // Takes all that can be taken now. Returns false if nothing is missing any more.
   bool Take();
 
   storage::TieredStore& store_;

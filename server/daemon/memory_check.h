@@ -28,7 +28,8 @@ struct MemoryFacts {
 // that cannot be read counts as unlimited.
 MemoryFacts ReadMemoryFacts(const std::string& root);
 
-// Bytes that could be taken now, in normal pages. UINT64_MAX: nothing is known.
+// Returns the bytes that could be taken now, in normal pages: the lower of the machine's available
+// memory and the room below the control groups' limits. UINT64_MAX: nothing is known.
 uint64_t FreeMemory(const MemoryFacts& facts);
 
 // Returns the bytes that the host tier may take now, in normal pages: all but a reserve for the

@@ -12,7 +12,8 @@ namespace crumb::server {
 
 // The identity that a node keeps over restarts, in records of its store.
 
-// A UUID, made the first time.
+// Returns the node's id, a UUID that was made the first time. A node whose SSD folder is lost gets
+// another one. Errors are those of the store's records.
 absl::StatusOr<std::string> NodeId(storage::TieredStore& store);
 
 // Returns the secret behind tenants' salts: the content of `secret_file`, or without one a secret

@@ -18,6 +18,8 @@
 // The settings of crumbd.yaml, section by section. docs/config.md lists every key.
 namespace crumb::server {
 
+// The least severe log lines that are written: "debug", "info", "warning", "error" or "off" for
+// none.
 struct LogOptions {
   std::string severity = "info";
 
@@ -25,6 +27,9 @@ struct LogOptions {
   absl::Status Validate() const;
 };
 
+// All settings of crumbd.yaml, section by section; each section's struct is declared with the
+// component that it configures. docs/config.md lists every key. Read once at the start and constant
+// afterwards.
 struct Options {
   Options();
 
@@ -38,6 +43,7 @@ struct Options {
   ClusterOptions cluster;
   transport::TransportOptions transport;
   LogOptions log;
+  // Time for calls in progress, and again for queued writes, when crumbd stops.
   Duration stop_grace = std::chrono::seconds(10);
 
   void Visit(ConfigVisitor& visitor);

@@ -21,7 +21,12 @@ namespace crumb::server {
 // Returns the path at which a crumbd with these options listens for its successor.
 std::string TakeoverSocket(const Options& options);
 
-// Waits for a successor on a thread of its own.
+// Waits for a successor on a thread of its own, crumb-takeover. A successor may have the memory if
+// it is a process of the same user with the same SSD folder. The listener does not hand over
+// itself: it wakes the main thread, which stops the daemon first.
+//
+//   predecessor  listens --request: Examine--> TakeSuccessor, Daemon::HandOver, HandMemoryOver
+//   successor    TakeOver ----------------------------> memory --> serves --> ConfirmTakeover
 class TakeoverListener {
  public:
   // `requested` is called once, on the thread, when a successor that may have the memory requests
@@ -38,7 +43,8 @@ class TakeoverListener {
   TakeoverListener(const Options& options, std::function<void()> requested);
 
   void Run();
-  // Returns why the process at `socket` may not have the memory. The process has been sent that.
+  // Receives the request of the process at `socket`. Returns why it may not have the memory, which
+  // Run sends to it.
   absl::Status Examine(int socket) const;
 
   const std::string path_;

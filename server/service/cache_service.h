@@ -41,7 +41,14 @@ using RawCacheService = WithRaw<
     v1::CacheService::WithRawCallbackMethod_Get>::Type;
 
 // Implements crumb.v1.CacheService on gRPC's callback interface: finds the session, calls
-// server/calls and returns the status. No handler blocks. Thread-safe.
+// server/calls and returns the status. It knows the rules of no call. No handler blocks: handlers
+// run on gRPC's callback threads, and work that takes time goes to an executor and calls back.
+// GrpcServer owns it. Thread-safe.
+//
+// The way of a unary call: the caller is identified and a place is taken (Admit); the request is
+// decoded, at once or on the threads for large calls (RunInTurn); its fields are checked
+// (CheckFields); the function in server/calls runs; the response is encoded and sent
+// (UnaryCall::End).
 class CacheService final : public RawCacheService {
  public:
   // The members of `context`, and `stalls`, must outlive this.
@@ -116,12 +123,14 @@ class CacheService final : public RawCacheService {
       std::function<void(const CallContext&, const Request&, Response*, const Done&)> call);
 
   StreamParts parts() { return {calls_, stalls_}; }
+  // Returns the scope of a stream that has just arrived.
   std::unique_ptr<CallScope> NewScope(Rpc rpc) {
     return std::make_unique<CallScope>(context_, calls_, rpc);
   }
 
   const CallContext context_;
   const NodeInfo node_;
+  // Places of all calls of this service.
   CallsInProgress calls_;
   StreamRegistry streams_;
   StallWatch& stalls_;

@@ -18,13 +18,14 @@ inline constexpr char kSessionMetadata[] = "crumb-session";
 // Carries a tenant's token, behind "Bearer ".
 inline constexpr char kTokenMetadata[] = "authorization";
 
-// The caller. kUnauthenticated where there are tenants: no token, an unknown or an expired one; on
-// the Unix socket a session of crumbd's own user or of root will do instead.
+// Returns the caller by the token in the call's metadata. Without tenants every caller has all
+// rights. kUnauthenticated where there are tenants: no token, an unknown or an expired one; on the
+// Unix socket a session of crumbd's own user or of root will do instead.
 absl::StatusOr<Caller> CallerOf(const grpc::CallbackServerContext& call,
                                 const CallContext& context);
 
-// The session whose token the call carries. kUnauthenticated: none, an unknown one, or another
-// tenant's than the caller `context` names.
+// Returns the session whose token the call carries, in any phase but kEnded. kUnauthenticated:
+// none, an unknown one, or another tenant's than the caller `context` names.
 absl::StatusOr<std::shared_ptr<Session>> SessionOf(const grpc::CallbackServerContext& call,
                                                    const CallContext& context);
 

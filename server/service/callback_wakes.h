@@ -19,6 +19,7 @@ namespace crumb::server {
 // asleep. Needs the server's health service. Not thread-safe.
 class CallbackWakes {
  public:
+  // Starts the thread crumb-wakes. `server` must outlive this.
   explicit CallbackWakes(grpc::Server& server);
   // Call before the server is shut down.
   ~CallbackWakes();

@@ -45,6 +45,7 @@ class ConnectionListener {
   ~ConnectionListener();
 
   // Listens at a Unix socket, with mode 0660, or at a TCP port. Connections wait until Start.
+  // Errors are those of the system calls.
   absl::Status ListenUnix(const std::string& path);
   absl::Status ListenTcp(HostPort& place);
 
@@ -68,11 +69,13 @@ class ConnectionListener {
     int unread_bytes = 0;      // bytes in the full socket at the last check; 0 if it was not full
     TimePoint unread_since{};  // time since which it has had that many
   };
+  // The thread.
   void Run();
   // Accepts the connections that wait at a listener. Returns false if descriptors have run out.
   bool Accept(const UniqueFd& listener, bool local);
+  // Hands a connection to gRPC, or closes it and counts the rejection.
   void Admit(UniqueFd connection, bool local);
-  // Whether the peer may have one more connection; sweeps when it may not.
+  // Takes a place for the peer; sweeps, and tries again, if there is none.
   TenantBudget::Taken Take(const std::string& peer);
   // Gives back the places of connections that gRPC has closed.
   void Sweep();

@@ -13,7 +13,9 @@
 
 namespace crumb::server {
 
-// gRPC's listeners with CacheService, health and reflection.
+// gRPC's listeners with CacheService, PeerService if there is a cluster, health and reflection.
+// gRPC's threads run the handlers. The daemon owns it and starts it when all parts that calls use
+// are there. Not thread-safe, but calls go on while its functions run.
 class GrpcServer {
  public:
   // Starts to serve. kAlreadyExists: a socket or port is in use; kNotFound: the folder of the Unix
@@ -39,7 +41,8 @@ class GrpcServer {
 // fail, which gRPC reports only there. Affects the whole process. Thread-safe, idempotent.
 void TakeGrpcLog();
 
-// Handshakes that failed since TakeGrpcLog, of callers and of connections to other nodes.
+// Returns the handshakes that failed since TakeGrpcLog, of callers and of connections to other
+// nodes.
 uint64_t TlsHandshakeFailures();
 
 }  // namespace crumb::server

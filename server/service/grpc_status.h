@@ -9,7 +9,7 @@
 
 namespace crumb::server {
 
-// The codes have the same numbers.
+// Returns the status as gRPC's. The codes have the same numbers.
 inline grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   return grpc::Status(static_cast<grpc::StatusCode>(status.raw_code()),

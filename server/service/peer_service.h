@@ -23,8 +23,10 @@ using RawPeerService =
             v1::PeerService::WithRawCallbackMethod_PeerKeyspaces,
             v1::PeerService::WithRawCallbackMethod_PeerDrain>::Type;
 
-// crumb.v1.PeerService on gRPC's callback interface: carries calls over to server/cluster. No
-// handler blocks. Thread-safe.
+// Implements crumb.v1.PeerService, the calls between crumbds, on gRPC's callback interface: checks
+// that the caller is a crumbd (CheckPeerName) and carries calls over to server/cluster. Tenants
+// have no part in these calls, so one budget holds for all. No handler blocks. GrpcServer owns it.
+// Thread-safe.
 class PeerService final : public RawPeerService {
  public:
   // The members of `context`, `cluster` and `stalls` must outlive this. `peer_name`: see

@@ -64,14 +64,16 @@ class QueueStream : public Reactor,
   }
 
  protected:
-  // Fills the next message; false when there is none now. Called under a lock.
+  // Fills in the next message. Returns false if there is none now; Wake must follow when there is
+  // one. Called under a lock, so it must not call this object.
   virtual bool Take(Response& message) = 0;
-  // The stream is over.
+  // Called once, when gRPC has ended the stream; no other function of it is called afterwards.
   virtual void Ended() {}
-  // A message is about to be written; the caller has taken it, or it failed. One after the other.
+  // Called before a message is written, and when the caller has taken it or the write has failed.
+  // These calls alternate.
   virtual void BeforeWrite() {}
   virtual void AfterWrite() {}
-  // False: the stream neither writes nor ends now; Wake() follows once this changes.
+  // Returns false if the stream may neither write nor end now; Wake() follows once this changes.
   virtual bool MayEnd() const { return true; }
 
   // Starts writing. REQUIRES: called once, when this is owned by a shared_ptr.
@@ -95,6 +97,8 @@ class QueueStream : public Reactor,
 
  private:
   Mutex mutex_;
+  // The stream's state: writes and ends begin only after Begin, one at a time, and none after the
+  // end.
   bool begun_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;

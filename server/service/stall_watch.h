@@ -34,7 +34,8 @@ class StallableStream {
     if (progressed || waits_since_ == kWorking) waits_since_ = now;
     waiting_since_.store(waits_since_);
   }
-  // The caller did something. False: the stream is stalled, Stalled() has been or is being called.
+  // Notes that the caller did something. Returns false if the stream is stalled: Stalled() has been
+  // or is being called.
   bool EndWait() {
     TimePoint waiting = waiting_since_.load();
     while (waiting != kStalled) {
@@ -44,10 +45,11 @@ class StallableStream {
   }
   bool stalled() const { return waiting_since_.load() == kStalled; }
 
-  // Whether the stream, while it waits, waits for its caller to read, and not to send.
+  // Returns whether the stream, while it waits, waits for its caller to read, and not to send.
   virtual bool WaitsForReader() const { return true; }
 
-  // Called by StallWatch. True: the stream has waited since before `since` and is stalled now.
+  // Called by StallWatch. Returns true if the stream has waited since before `since`; it is stalled
+  // now, and StallWatch calls Stalled().
   bool Claim(TimePoint since) {
     TimePoint waiting = waiting_since_.load();
     return waiting != kWorking && waiting != kStalled && waiting <= since &&
@@ -69,6 +71,7 @@ class StallableStream {
 class StallWatch {
  public:
   // `clock` must outlive this.
+  // `timeout` is limits.stream_progress_timeout; a stream ends at most an eighth of it late.
   StallWatch(Duration timeout, const Clock& clock);
   ~StallWatch();
 

@@ -14,14 +14,18 @@ namespace crumb::server {
 class LongStream {
  public:
   virtual ~LongStream() = default;
+  // Ends the stream with this status, after the write in progress. Thread-safe.
   virtual void Stop(const absl::Status& why) = 0;
 };
 
-// The long streams of a service, so that stopping need not wait for their callers. Thread-safe.
+// The long streams of a service (Session, WatchEvents), so that stopping need not wait for their
+// callers. It holds no stream alive. Thread-safe.
 class StreamRegistry {
  public:
-  // False: stopped already.
+  // Adds a stream as long as it lives. Returns false if Stop was called: the stream must end at
+  // once.
   bool Add(const std::shared_ptr<LongStream>& stream);
+  // Ends all streams and refuses later ones.
   void Stop(const absl::Status& why);
 
  private:
