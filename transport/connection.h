@@ -37,9 +37,11 @@ struct Connection {
 
   uint64_t id = 0;      // random number that the peer puts into its frames
   uint64_t theirs = 0;  // the peer's number, which this node puts into its frames
+  // The version of frames that both hellos agreed on; 0 in kHello.
   uint16_t version = 0;
   Phase phase = Phase::kHello;
   bool ours = false;  // this node connected, and fetches
+  // Numeric ADDRESS:PORT of the peer, for logs and, if `ours`, to connect again.
   std::string address;
   std::unique_ptr<Link> link;
   TimePoint used;    // when it last carried a frame of a fetch or a serve

@@ -49,6 +49,7 @@ struct FrameHeader {
 inline constexpr size_t kFrameHeaderBytes = 48;
 using FrameHeaderBytes = std::array<std::byte, kFrameHeaderBytes>;
 
+// Encode and decode the header. kDataLoss: the bytes are no header, or of an unknown type.
 FrameHeaderBytes EncodeFrameHeader(const FrameHeader& header);
 absl::StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte> bytes);
 // Returns kDataLoss if a control frame's body does not have its header's checksum.
@@ -61,6 +62,7 @@ struct Hello {
   uint64_t connection = 0;  // the sender's number, which its peer puts into later frames
 };
 
+// Encode and decode the body of a kHello. kDataLoss: it is malformed.
 std::vector<std::byte> EncodeHello(const Hello& hello);
 absl::StatusOr<Hello> DecodeHello(std::span<const std::byte> body);
 // Returns the highest version that both sides support. kFailedPrecondition: there is none.
@@ -76,6 +78,7 @@ struct FetchBody {
   SessionToken session{};
   KeyspaceId keyspace;
   uint64_t generation = 0;
+  // Microseconds until the requester's deadline. Clocks of nodes are not compared.
   uint64_t time_left_us = 0;
   std::vector<Page> pages;
 };
@@ -83,6 +86,8 @@ struct FetchBody {
 // The largest number of pages in a kFetch: as many fit into kControlBodyMax (frame.cc).
 inline constexpr size_t kFetchPagesMax = 8192;
 
+// Encode and decode the body of a kFetch. kDataLoss: it is malformed, or has more than
+// kFetchPagesMax pages.
 std::vector<std::byte> EncodeFetch(const FetchBody& fetch);
 absl::StatusOr<FetchBody> DecodeFetch(std::span<const std::byte> body);
 
@@ -100,7 +105,10 @@ struct ResponseBody {
   std::vector<Page> pages;
 };
 
+// Returns the encoded size of one page of a kResponse, in bytes.
 size_t ResponsePageBytes(const ResponseBody::Page& page);
+// Encode and decode the body of a kResponse; the decoded headers refer to `body`. kDataLoss: it is
+// malformed.
 std::vector<std::byte> EncodeResponse(const ResponseBody& response);
 absl::StatusOr<ResponseBody> DecodeResponse(std::span<const std::byte> body);
 

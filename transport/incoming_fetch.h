@@ -17,6 +17,8 @@
 namespace crumb::transport {
 
 // The tiles of one frame.
+// Tiles [first, first + count) of the delivered part of fragment number `fragment` of page number
+// `page`.
 struct TileBatch {
   uint32_t page = 0;
   uint16_t fragment = 0;
@@ -32,13 +34,21 @@ struct TileBatch {
 // checksum, key, keyspace and tile size, that fragments cover the range without overlap, and that
 // each tile arrives once and has the checksum of its header. Frames that contradict this are
 // kDataLoss, which ends the connection; a page whose header or tiles are wrong is kCorrupt.
+//
+//   no response --hit--> open --last tile verified--> ended (kHit)
+//       |                 '--a tile differs, or a transfer fails--> ended (kCorrupt, kUnavailable)
+//       '--miss, or wrong headers--> ended
+//
+// A tile is claimed before it is written, so that no tile is written twice.
 class IncomingFetch {
  public:
-  // Returns kInvalidArgument with the reason if a request is malformed.
+  // Returns kInvalidArgument with the reason if a request is malformed. Any thread may call it.
   static absl::Status Check(const FetchRequest& request, size_t pages_max);
 
+  // REQUIRES: Check accepted the request.
   explicit IncomingFetch(FetchRequest request);
 
+  // Returns the body of the kFetch, with the time that is left at `now`.
   FetchBody Body(TimePoint now) const;
 
   // Processes the body of a kResponse. kDataLoss: it is malformed, so the connection must be
@@ -65,9 +75,11 @@ class IncomingFetch {
   // called once; only Land may follow.
   FetchResponse Finish(PageStatus rest, const absl::Status& detail);
 
+  // Returns the request, with strides of 0 replaced by the dense ones.
   const FetchRequest& request() const { return request_; }
   // Drops the reference to the destination's memory. REQUIRES: no transfer writes to it any more.
   void DropMemory() { request_.memory.reset(); }
+  // Returns the bytes of a batch's tiles.
   size_t BatchBytes(const TileBatch& batch) const {
     return size_t{batch.count} * request_.pages[batch.page].tile_bytes;
   }
@@ -84,10 +96,15 @@ class IncomingFetch {
     uint32_t tiles_left = 0;
   };
 
+  // Takes one page of a response: ends it as a miss, or opens it.
   void TakePage(Page& page, const RequestedPage& requested, const ResponseBody::Page& response);
+  // Adds a fragment to an open page and marks its tiles in `covered`. Returns kHit, or the status
+  // with which the page ends.
   PageStatus TakeHeader(Page& page, const RequestedPage& requested,
                         std::span<const std::byte> encoded, std::vector<bool>& covered);
+  // Ends a page. Tiles that arrive later are ignored.
   void End(Page& page, PageStatus status);
+  // Counts a tile that was written; ends the page with the last one, or if the checksum differs.
   void CountTile(Page& page, bool verified);
   // The place of tile `index` of the delivered part, and its checksum in the header.
   std::byte* Place(const TileBatch& batch, uint32_t index) const;

@@ -14,6 +14,7 @@
 namespace crumb::transport {
 
 // The network in which loopback transports find each other. It must outlive them. Thread-safe.
+// Frames are copied and delivered in order, so that a test without a tap sees no loss.
 class LoopbackNetwork {
  public:
   // A frame in transit, header and body. A tap may change it, drop it, or add others before and

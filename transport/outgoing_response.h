@@ -37,18 +37,23 @@ class OutgoingResponse {
 
   // Returns whether all remaining frames are tiles.
   bool responded() const { return responded_ == response_.pages.size(); }
+  // Returns the bytes of all tiles that the response sends.
   uint64_t tile_bytes_total() const { return tile_bytes_total_; }
   const SourceResponse& response() const { return response_; }
 
  private:
+  // The next tile to be sent.
   struct Cursor {
     size_t page = 0;
     size_t fragment = 0;
     uint32_t tile = 0;
   };
 
+  // Makes the next kResponse frame, of as many pages as fit into 48 KiB of headers, or the next
+  // kData frame. Return false if there is none left.
   bool NextResponse(OutgoingFrame& frame);
   bool NextTiles(OutgoingFrame& frame);
+  // Adds `count` tiles of the part to the frame, with adjacent ones joined.
   void AddTiles(const SourceFragment& fragment, const TileRange& part, uint32_t first,
                 uint32_t count, OutgoingFrame& frame) const;
 

@@ -40,6 +40,8 @@ class Inbox {
   }
 
   // The functions below are called by the progress thread only.
+  // Removes and returns the tasks that wait, in the order of their posts. Costs one atomic read if
+  // there are none.
   std::vector<Task> Take() {
     if (!waiting_.load(std::memory_order_acquire)) return {};
     MutexLock lock(&mutex_);
@@ -53,10 +55,12 @@ class Inbox {
     asleep_ = tasks_.empty();
     return asleep_;
   }
+  // Ends the state that Sleep began: Posts call `wake` no more.
   void Awake() {
     MutexLock lock(&mutex_);
     asleep_ = false;
   }
+  // Refuses all later Posts. Tasks that wait can still be taken.
   void Close() {
     MutexLock lock(&mutex_);
     closed_ = true;
@@ -85,6 +89,7 @@ class Timers {
   // Does nothing if the timer has run.
   void Remove(const Id& id) { timers_.erase(id); }
 
+  // Runs the timers that are due, in the order of their times.
   void Run(TimePoint now) {
     while (!timers_.empty() && timers_.begin()->first.first <= now) {
       const auto act = std::move(timers_.begin()->second);
@@ -92,9 +97,11 @@ class Timers {
       act();
     }
   }
+  // Returns the time of the next timer; TimePoint::max(): there is none.
   TimePoint Next() const {
     return timers_.empty() ? TimePoint::max() : timers_.begin()->first.first;
   }
+  // Drops all timers without running them.
   void Clear() { timers_.clear(); }
 
  private:
@@ -110,8 +117,10 @@ class PollTime {
  public:
   explicit PollTime(Duration most) : most_(most) {}
 
+  // Returns how long to poll before the next sleep; 0 at first.
   Duration now() const { return now_; }
 
+  // Notes how long the thread slept until an event woke it.
   void NoteSleep(Duration slept) {
     if (slept < most_) {
       now_ = std::min(most_, std::max<Duration>(kLeast, 2 * now_));

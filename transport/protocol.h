@@ -45,6 +45,7 @@ class Protocol final : public LinkEvents, private ConnectionHost {
 
   // The functions below belong to the progress thread. Step returns whether it did anything.
   bool Step();
+  // Returns the time until which the thread may sleep if no event comes.
   TimePoint NextTimer() const { return timers_.Next(); }
   // Returns whether a fetch or a serve is in flight, so that frames may arrive at any moment.
   bool Expecting() const {
@@ -62,13 +63,22 @@ class Protocol final : public LinkEvents, private ConnectionHost {
   Connection* Find(uint64_t connection) override;
   void Break(Connection& connection, const absl::Status& why) override;
 
+  // Adds a connection in kHello, which is broken if the peer's hello does not arrive in
+  // connect_timeout.
   absl::StatusOr<Connection*> Add(std::unique_ptr<Link> link, const std::string& address,
                                   bool ours);
+  // Returns this node's hello without the connection's number.
   Hello OwnHello() const;
+  // Sends the hello of a connection, whose header carries no agreed version yet.
   void SendHello(Connection& connection);
+  // Takes the peer's hello; the side that accepted replies with its own. kFailedPrecondition: there
+  // is no common version.
   absl::Status OnHello(Connection& connection, const FrameHeader& header, const Arrival& arrival);
+  // Passes a frame to the part that it is for. An error ends the connection.
   absl::Status Dispatch(Connection& connection, const FrameHeader& header, Arrival& arrival);
+  // Returns the time after which the connection is closed if it carries nothing.
   Duration IdleLimit(const Connection& connection) const;
+  // Sets the timer for the idle time, and handles it: closes the connection, or waits on.
   void WatchIdle(Connection& connection);
   void OnIdleTimer(uint64_t connection);
 
@@ -80,6 +90,7 @@ class Protocol final : public LinkEvents, private ConnectionHost {
   Timers timers_;
   const std::shared_ptr<Inbox> inbox_;
   std::atomic<FetchId> last_fetch_{0};
+  // Connections by their number, and numbers by link.
   std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
   std::unordered_map<const Link*, uint64_t> by_link_;
   // Ended connections until the next Step, because a link must not be destroyed during its own

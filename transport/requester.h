@@ -39,8 +39,10 @@ class Requester {
   explicit Requester(const Parts& parts) : parts_(parts) {}
 
   // Starts a fetch; RunFinished calls `done`. REQUIRES: the caller has counted it in
-  // fetches_in_flight.
+  // fetches_in_flight. A fetch without a connection, whose peer is in the pause after a failure,
+  // ends at once as kUnavailable.
   void Start(FetchId id, const std::string& address, FetchRequest request, FetchDone done);
+  // Ends a fetch as kCancelled and sends the peer a kCancel frame.
   void Cancel(FetchId id);
   void Connect(const std::string& address) { (void)ConnectionTo(address); }
   void Disconnect(const std::string& address);
@@ -51,6 +53,8 @@ class Requester {
   absl::Status OnResponse(Connection& connection, const FrameHeader& header,
                           std::span<const std::byte> body);
   absl::Status OnData(Connection& connection, const FrameHeader& header, Arrival& arrival);
+  // Handles the end of a connection that this node opened: ends its fetches, and sets the pause
+  // before the next attempt if it failed.
   void OnDown(Connection& connection, const absl::Status& why);
 
   // Calls `done` of the fetches that have ended. Returns false if there were none.
@@ -59,6 +63,7 @@ class Requester {
   void Stop();
 
  private:
+  // The connection to a peer, 0 if there is none, and the pause after failures, which doubles.
   struct Peer {
     uint64_t connection = 0;
     TimePoint retry_at{};
@@ -82,14 +87,24 @@ class Requester {
     FetchResponse response;
   };
 
+  // Returns the connection to the peer, in any phase, and opens it if there is none. Returns the
+  // last error while the pause after a failure lasts.
   absl::StatusOr<Connection*> ConnectionTo(const std::string& address);
+  // Sends the request. REQUIRES: the connection is up.
   void Send(Connection& connection, Fetch& fetch);
   void OnDeadline(FetchId id);
+  // Ends a fetch that its peer may still be serving, and sends the peer a kCancel.
   void Abandon(FetchId id, PageStatus rest, const absl::Status& detail);
+  // Ends a fetch; RunFinished calls its `done` in the next step. Pages without an outcome get
+  // `rest`.
   void Finish(const FetchPtr& fetch, PageStatus rest, const absl::Status& detail);
+  // Keeps the memory of an ended fetch whose transfers may still write to it; closes the connection
+  // by force beyond the bounds of bytes and time.
   void Quarantine(const FetchPtr& fetch);
+  // Handles the end of a transfer, of a fetch in flight or in quarantine.
   void OnPulled(const FetchPtr& fetch, const TileBatch& batch, const absl::Status& status);
   void BreakForced(uint64_t connection, const char* why);
+  // Returns the fetch that a frame belongs to; null, and counted as stale, if it has ended.
   FetchPtr Of(const Connection& connection, FetchId id) const;
 
   const Parts parts_;

@@ -79,18 +79,29 @@ class Responder {
   // kResourceExhausted: the peer does not read its replies.
   absl::Status OnFetch(Connection& connection, const FrameHeader& header,
                        std::span<const std::byte> body);
+  // Drops a serve that its peer does not want any more, with the frames that are not in the link
+  // yet.
   void OnCancel(Connection& connection, const FrameHeader& header);
 
  private:
+  // Takes the source's response, in a task of the inbox. Drops it, with its lease, if the serve has
+  // ended.
   void OnReply(const std::weak_ptr<Serve>& weak, SourceResponse response);
   // Replies with `status` for all pages. kResourceExhausted: refusals_bytes_max is reached.
   absl::Status Refuse(Connection& connection, const std::shared_ptr<Serve>& serve,
                       PageStatus status);
+  // Queues a response for sending. Replies kBusy instead if serve_bytes_max is reached, unless
+  // nothing else is being sent.
   void Respond(Connection& connection, const std::shared_ptr<Serve>& serve,
                SourceResponse response);
+  // Posts frames of the connection's serves, in their order, until 32 are in the link.
   void Pump(Connection& connection);
+  // Posts one frame. Returns false if the serve has no frames left or is late.
   bool SendNext(Connection& connection, const std::shared_ptr<Serve>& serve);
+  // Handles the end of a frame's send: posts the next ones.
   void OnSent(uint64_t connection);
+  // Closes the connection of a peer that has not read its response in time, because the response
+  // holds a lease.
   void OnStuck(const std::weak_ptr<Serve>& weak);
 
   const Parts parts_;

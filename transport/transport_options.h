@@ -11,7 +11,8 @@
 
 namespace crumb::transport {
 
-// The section `transport` of the configuration (docs/config.md).
+// The section `transport` of the configuration, described in docs/config.md. Bounds are of one node
+// and of one time.
 struct TransportOptions {
   std::string listen;  // ADDRESS:PORT of one interface; empty: no transport
   std::vector<std::string> ucx_tls = {

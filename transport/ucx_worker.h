@@ -21,7 +21,9 @@ namespace crumb::transport {
 
 // A UCX worker with its listener and endpoints. Belongs to one progress thread, which makes all
 // calls and receives all callbacks. REQUIRES: no thread drives it during construction and
-// destruction.
+// destruction. UcxTransport's thread drives it:
+//
+//   Progress until it returns false --> Arm --> sleep on event_fd --> Progress ...
 class UcxWorker final : public LinkMaker {
  public:
   // `events` must outlive the worker and is not called before the first Progress. kUnavailable:
@@ -53,18 +55,27 @@ class UcxWorker final : public LinkMaker {
   struct PullRecord;
 
   explicit UcxWorker(LinkEvents& events) : events_(events) {}
+  // Makes the worker and, with Listen, its listener.
   absl::Status Open(const TransportOptions& options);
   absl::Status Listen(const std::string& listen);
+  // Makes an endpoint and its link.
   absl::StatusOr<std::unique_ptr<Link>> Adopt(ucp_ep_params_t params, const std::string& what);
+  // Reports connections and failures that UCX's callbacks noted, outside of these callbacks, where
+  // links may be destroyed. Returns false if there were none.
   bool DeliverEvents();
+  // Accepts a connection and reports it.
   void Accept(ucp_conn_request_h request);
+  // Closes an endpoint by force; UCX completes that in later calls of Progress.
   void Close(ucp_ep_h endpoint);
+  // End a send or a pull: drop its references and call back.
   void FinishSend(SendRecord* record, ucs_status_t status);
   void FinishPull(PullRecord* record, ucs_status_t status);
+  // Notes the failure of an endpoint, once.
   void ReportDown(const std::shared_ptr<Endpoint>& endpoint, ucs_status_t status);
   // Waits up to kDrainMax for sends and pulls; UCX ends those that are left with the worker.
   void Drain();
 
+  // UCX's callbacks, which run inside ucp_worker_progress.
   static void OnRequest(ucp_conn_request_h request, void* arg);
   static void OnEndpointError(void* arg, ucp_ep_h endpoint, ucs_status_t status);
   static void OnSent(void* request, ucs_status_t status, void* arg);
