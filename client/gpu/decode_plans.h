@@ -34,9 +34,11 @@ class DecodePlans {
   // Returns the device address of the plan of layers with this window. REQUIRES: a layer has it.
   const void* Of(int window) const;
 
+  // Returns the device memory that all plans take, in bytes.
   size_t bytes() const { return bytes_; }
 
  private:
+  // The plan of layers with one sliding window; 0: none.
   struct Plan {
     int window = 0;
     DeviceBuffer memory;

@@ -41,6 +41,7 @@ class DeviceConstants {
   };
   class Uploader;
 
+  // Returns the device address of a layer's elements; null if the array is empty.
   static const float* At(const Array& array, int layer) {
     if (array.elements == 0) return nullptr;
     return reinterpret_cast<const float*>(array.memory.get()) + array.elements * layer;

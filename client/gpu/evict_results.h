@@ -18,6 +18,7 @@ namespace crumb::client {
 struct EvictTable {
   // Returns the table at `base` for at most `windows` windows of `tiles` tiles each.
   static EvictTable At(uint64_t base, int windows, int tiles);
+  // Returns the size of a table in bytes.
   static size_t Bytes(int windows, int tiles);
 
   int32_t* windows = nullptr;         // [1]
@@ -28,6 +29,8 @@ struct EvictTable {
   uint32_t* status = nullptr;         // [windows] zeros before the launch
   uint32_t* sums = nullptr;           // [windows, tiles]
 
+  // Returns the bytes of the arrays before `sums`, which are copied to the device in front of a
+  // launch; status words are zeros there.
   size_t input_bytes() const {
     return reinterpret_cast<uint64_t>(sums) - reinterpret_cast<uint64_t>(windows);
   }
@@ -48,6 +51,7 @@ class EvictResults {
   // Blocks while all tables are taken; those of enqueued launches return by themselves.
   Table Take();
 
+  // Returns the maximum number of windows in one launch.
   int windows() const { return windows_; }
 
  private:

@@ -58,7 +58,10 @@ class GpuBatch final : public DeviceBatch {
 
   GpuBatch(const GpuWorkerParts& parts, const DeviceBatchOptions& options)
       : parts_(parts), options_(options) {}
+  // Allocates tables, plans and work memory for the batch's sizes. kInvalidArgument: the sizes are
+  // out of range, or the kernels do not support them.
   absl::Status Allocate();
+  // Return the sizes of the batch as the kernels take them.
   kernels::cuda::DecodeShape DecodeShape() const;
   kernels::cuda::PrefillShape PrefillShape() const;
   bool prompt() const { return options_.kind == PassKind::kPrompt; }
@@ -67,33 +70,51 @@ class GpuBatch final : public DeviceBatch {
   absl::StatusOr<GpuSequence*> OwnSequence(DeviceSequence* sequence) const;
   // Returns the sequences of the entries if a pass over them can be prepared.
   absl::StatusOr<std::vector<GpuSequence*>> CheckEntries(std::span<const PassEntry> entries) const;
+  // kFailedPrecondition: a pass is under way, or the sequence was finished or is in another batch's
+  // pass.
   absl::Status CheckOutside(const GpuSequence& sequence) const;
   // Returns the page index behind the last window that is evicted before the pass.
   int DueEnd(const GpuSequence& sequence) const;
   int DueWindows(const GpuSequence& sequence) const {
     return std::max(0, DueEnd(sequence) - sequence.stored_pages());
   }
+  // Returns whether the sequence needs a ring of the pass's kind before the pass.
   bool NeedsRows(const GpuSequence& sequence) const {
     return sequence.rows == nullptr || sequence.prompt_rows != prompt();
   }
+  // Takes all slots that a pass over the sequences needs. kResourceExhausted: none is taken.
   absl::StatusOr<PassSlots> TakeSlots(std::span<GpuSequence* const> sequences);
+  // Makes the stream wait for passes of other streams, and before decode for loads, that write
+  // pages of the sequence.
   absl::Status Join(GpuSequence& sequence);
+  // Gives the sequence a ring of the pass's kind and copies the rows that it still needs.
   absl::Status GiveRows(GpuSequence& sequence, std::shared_ptr<const SlotRef> rows);
+  // Enqueues the copy of the rows of positions [begin, end) to a ring of the pass's kind at `to`.
   absl::Status CopyRange(const GpuSequence& from, DeviceAddress to, int begin, int end);
+  // Fills the tables of the pass and enqueues their copy.
   absl::Status FillTables(uint64_t pass);
   // Selects windows for measurement: in a prompt those evicted after a pass that ends a block or
   // the prompt; in a decode pass one of those evicted in it. The pass keeps its queries for them.
   void TakeSamples(std::span<GpuSequence* const> sequences, std::span<const DueWindow> in_pass);
   void TakeSample(GpuSequence& sequence, int page_begin, int page_end);
+  // Keeps queries of one layer for the samples of a prompt pass. q device [fresh tokens, q_heads,
+  // head_dim] bf16
   absl::Status HoldQueries(int layer, const void* q) const;
+  // Returns the table row of a sequence for this pass.
   PassTables::SequenceRow RowOf(const GpuSequence& sequence) const;
+  // Append and Attend of prompt passes: fresh rows are attended where the engine has them.
   absl::Status AppendPrompt(int layer, const void* k, const void* v);
   absl::Status AttendPrompt(int layer, const void* q, void* out);
   // Sets the inputs that decode and prefill attention have in common.
   void SetInputs(int layer, const float* offsets, kernels::cuda::AttentionInputs* params) const;
+  // Enqueues the computation of q . mu_k for one layer; returns null if the model has no means.
   absl::StatusOr<const float*> Offsets(int layer, const void* q);
+  // Checks the accepted tokens of all entries before anything changes.
   absl::Status CheckTokens(std::span<const std::span<const int32_t>> tokens) const;
   static absl::Status DamagedError(const std::string& where);
+  // Adds the accepted tokens to their sequences and collects sinks that are full. Finishes
+  // sequences that attended damaged pages and returns a text that names them; empty: there are
+  // none.
   std::string Accept(std::span<const std::span<const int32_t>> tokens, uint64_t pass,
                      std::vector<UnsettledPage>* sinks);
 

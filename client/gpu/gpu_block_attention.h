@@ -21,12 +21,18 @@ namespace crumb::client {
 // prefill kernels read, and checks them, because the host does not see them. Another
 // (MoveBlockRows) gathers rows of sink and recent blocks to contiguous memory in front of attention
 // and stores the fresh rows.
+//
+//   Prepare, once per step: PlanBlocks, decode plans
+//   Attend, per layer: rows stored and gathered, windows evicted, decode, then prefill attention
+//
+// Not thread-safe: one thread enqueues all steps, on one stream at a time.
 class GpuBlockAttention final : public DeviceBlockAttention {
  public:
   // REQUIRES: options and limits are valid, and Allocate succeeds before any other call.
   GpuBlockAttention(const WorkerOptions& options, const DeviceBlockLimits& limits, Device& device)
       : options_(options), limits_(limits), geometry_(BlockGeometryOf(options)), device_(device) {}
 
+  // Allocates all memory for the limits. kInvalidArgument: the kernels do not support the model.
   absl::Status Allocate();
 
   const BlockGeometry& geometry() const override { return geometry_; }
@@ -46,16 +52,25 @@ class GpuBlockAttention final : public DeviceBlockAttention {
     DeviceBuffer workspace;
   };
 
+  // Allocates device memory and counts it in device_bytes().
   absl::StatusOr<DeviceBuffer> NewBuffer(size_t bytes);
+  // Sets the tables' addresses in memory at `base`; returns the bytes that they take.
   size_t TakeTables(DeviceAddress base);
+  // Allocates plans and workspaces for 1, 2, 4 and so on requests, up to the limit.
   absl::Status AllocateDecode(DeviceStream stream);
   kernels::cuda::DecodeShape DecodeShapeOf(int batch) const;
+  // kInvalidArgument: the pool's alignment, or a step beyond the limits. Contents of device memory
+  // are checked by PlanBlocks (TakeFault).
   absl::Status Check(const BlockPool& pool, const BlockBatch& batch,
                      const BlockStepShape& shape) const;
+  // kInvalidArgument: layer, strides or alignment; kFailedPrecondition: there is no step.
   absl::Status CheckRows(int layer, const BlockPool& pool, const FreshRows& rows) const;
+  // Enqueues the plans of the step.
   absl::Status Enqueue(const BlockPool& pool, DeviceStream stream);
   kernels::cuda::PlanBlocksParams PlanOf(const BlockPool& pool) const;
   kernels::cuda::DecodeLengths LengthsOfDecode() const;
+  // The launches of a layer: move rows between blocks and contiguous memory, quantize windows that
+  // are complete, compute the means' terms, and attend.
   absl::Status Move(kernels::cuda::BlockMove move, const BlockPool& pool, const FreshRows& rows,
                     DeviceStream stream) const;
   absl::Status Evict(int layer, const BlockPool& pool, DeviceStream stream) const;
@@ -67,6 +82,7 @@ class GpuBlockAttention final : public DeviceBlockAttention {
   absl::Status Prefill(int layer, const BlockPool& pool, const FreshRows& rows,
                        const float* offsets, DeviceStream stream) const;
 
+  // Bytes of a BF16 row, rows of contiguous memory, and bytes from its keys to its values.
   int64_t row_bytes() const { return int64_t{2} * options_.head_dim; }
   int64_t slots() const {
     return int64_t{kernels::cuda::RequestSlots(geometry_)} * limits_.requests + limits_.tokens;

@@ -52,6 +52,8 @@ class GpuWorker final : public DeviceWorker {
  private:
   GpuWorker(const WorkerOptions& options, const DeviceWorkerOptions& device_options, Client* client,
             Device& device);
+  // Makes the parts, in the order of their dependence. Without crumbd, or without shared memory,
+  // the worker has its private slots only.
   absl::Status Allocate();
   absl::Status AllocateSlots();
   absl::Status OpenLoader();
@@ -64,6 +66,8 @@ class GpuWorker final : public DeviceWorker {
   // Called for a load whose checksums did not arrive from crumbd: its pages count as damaged, but
   // the failure is counted as late or unavailable.
   void NoteUnchecked(const absl::Status& why);
+  // Called with the undamaged pages of each load; queues them to be made visible in the pool that
+  // they lie in.
   void NoteLoaded(const std::shared_ptr<const KeyspaceBinding>& keyspace,
                   std::vector<std::shared_ptr<const Page>> pages);
 

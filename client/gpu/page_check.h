@@ -42,7 +42,9 @@ class PageCheck {
 
   PageCheck(Device& device, const DeviceGeometry& geometry, size_t pages_max)
       : device_(device), geometry_(geometry), pages_max_(pages_max) {}
+  // Returns the addresses of the tables in memory at `base`.
   Tables TablesAt(uint64_t base) const;
+  // Enqueues the copy of the tables, a launch for each page, and the copy of the results.
   absl::Status Enqueue(std::span<const std::shared_ptr<const Page>> pages);
 
   Device& device_;

@@ -65,15 +65,23 @@ class PageScrubber {
   };
 
   PageScrubber(const Parts& parts, int pages_per_second);
+  // The thread (crumb-scrub): a round, then a pause of `interval_`, or of a second without pages.
   void Run();
+  // Waits until the next round is due. Returns false if the scrubber is stopping.
   bool Wait();
   // Checks the pages of one round and returns their number.
   size_t Round();
+  // Chooses the pages of a round; it begins a new lap when the last one is over.
   Pages Choose();
+  // Returns the lap's next page that a sequence still holds; null: the lap is over.
   std::shared_ptr<const Page> NextOfLap();
+  // Returns those pages that have arrived and whose checksums are known, from this worker or from
+  // crumbd, with these. AddFromCrumbd adds the latter.
   std::vector<Item> Gather(const Pages& pages) const;
   void AddFromCrumbd(const Pages& pages, std::vector<Item>* items) const;
+  // Takes a damaged page out of the worker's table, marks it, and reports it if it lies in a pool.
   void Withdraw(const std::shared_ptr<const Page>& page);
+  // Reports damaged pages to crumbd; those for which it does not respond are reported later.
   void ReportDamage();
 
   const Parts parts_;

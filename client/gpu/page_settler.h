@@ -26,9 +26,11 @@ class PublishLimit {
   PublishLimit(std::shared_ptr<const PublishLimit> origin, int pages)
       : origin_(std::move(origin)), origin_pages_(pages) {}
 
+  // Notes a damaged page; later ones than the first have no effect.
   void Damage(int page) {
     if (page < damaged_.load()) damaged_.store(page);
   }
+  // Returns whether the page must not be published, here or because of the origin's pages.
   bool Withholds(int page) const {
     return page >= damaged_.load() || (origin_ != nullptr && origin_->Withholds(origin_pages_ - 1));
   }
@@ -74,7 +76,9 @@ class PageSettler {
  private:
   PageSettler(Device& device, SequenceStarter& starter, Background& background)
       : device_(device), starter_(starter), background_(background) {}
+  // Copies a sink to the host, computes its checksums, and checks that its rows are finite.
   absl::Status CheckSink(const PassRef& moment, const UnsettledPage& page);
+  // Makes a settled page findable and queues it for publishing, or withholds it.
   void Finish(const UnsettledPage& page);
 
   Device& device_;

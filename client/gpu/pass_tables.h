@@ -48,6 +48,7 @@ class PassTables {
 
   // Starts the tables of pass `pass` in the copy of an earlier one.
   void Begin(uint64_t pass);
+  // Sets row `place` of the tables of the pass.
   void Set(int place, const SequenceRow& what);
   // Sets row `place` of the page table to the sequence's first `pages` history pages.
   void SetPages(int place, const GpuSequence& sequence, int pages);
@@ -91,6 +92,7 @@ class PassTables {
     return size_t{1} * sequences_ * (2 * sizeof(uint64_t) + kColumns * sizeof(int32_t));
   }
   size_t PageBytes() const { return sizeof(uint64_t) * sequences_ * pages_max_; }
+  // Returns the pinned copy of the pass, and the arrays of tables at `base`.
   std::byte* Staging() const {
     return staging_.get() + (TableBytes() + PageBytes()) * (pass_ % copies_);
   }

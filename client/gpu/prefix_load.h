@@ -52,6 +52,7 @@ class PrefixLoad {
   absl::Status MakeWait(DeviceStream stream, int layer) const;
   // Makes `stream` wait for all layers.
   absl::Status MakeWaitAll(DeviceStream stream) const;
+  // Returns whether all pages have arrived and were checked, so that Settle does not block.
   bool done() const { return done_.load(); }
   // Blocks until all pages have arrived. Returns the index of the first page of the sequence that
   // must not be attended, because it is damaged or could not be checked, or -1.
@@ -69,6 +70,7 @@ class PrefixLoad {
   void NoteUnchecked(int index);
 
  private:
+  // Blocks until so many layers are enqueued. Returns the error with which enqueueing ended.
   absl::Status AwaitEnqueued(int layers) const;
 
   Device& device_;

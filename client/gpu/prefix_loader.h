@@ -38,6 +38,9 @@ namespace crumb::client {
 //
 // `loads` lanes bound the loads in flight; a prefix for which no lane or slot is free has no pages,
 // and the engine computes them.
+//
+//   NewPrefix --Take, per part--> first layer enqueued --destroyed--> kernel layers, then groups of
+//   layers by copy engines (thread crumb-load) --> statuses read, pages reported (crumb-settle)
 class PrefixLoader final : public PageIntake {
  public:
   using Keyspace = std::shared_ptr<const KeyspaceBinding>;
@@ -109,7 +112,9 @@ class PrefixLoader final : public PageIntake {
         pages_max_(pages_max),
         kernel_layers_(kernel_layers),
         enqueuer_("crumb-load") {}
+  // Returns a lane for the next load.
   void GiveBack(LoadLane* lane);
+  // Begins a load in an idle lane; null: there is none.
   std::shared_ptr<Job> NewJob(const Keyspace& keyspace, int capacity);
   // Adds pages, enqueues their first layer, and returns those for which there was room.
   absl::StatusOr<Pages> Add(Job& job, const Pages& from);
@@ -117,28 +122,44 @@ class PrefixLoader final : public PageIntake {
   void RequestChecksums(Job& job, int page_begin);
   // Completes the job after its last part was added.
   void Complete(std::shared_ptr<Job> job);
+  // Returns pages in device slots for the leading pages of `from`, as many as there are slots.
   absl::StatusOr<Pages> AssignSlots(const Pages& from);
+  // Decides for each page from `page_begin` on whether the kernel can read its source.
   void FindCopiedSources(Job& job, int page_begin) const;
+  // Enqueues the tables and the first layer of a part.
   absl::Status EnqueuePart(const Job& job, int page_begin);
   absl::Status EnqueueKernelLayers(const Job& job, int layer_begin, int layer_end);
+  // Enqueues all that is left of a load, on the thread crumb-load, and notes the end or the error.
   void EnqueueRest(const Job& job);
+  // Waits for checksums that come late, if there are any, and enqueues the layers that need them.
   absl::Status EnqueueBehindChecksums(const Job& job);
+  // Waits for these checksums. Pages without them count as damaged.
   void AwaitChecksums(const Job& job) const;
+  // Enqueues the remaining layers as groups of copies, each three times as large as the layers
+  // before it, and their checks behind them.
   absl::Status EnqueueGroups(const Job& job);
+  // Enqueues the copy of the status words to the host, behind all checks.
   absl::Status EnqueueEnd(const Job& job);
   // Copies the tables of pages from `page_begin` on, and the checksums of their first layer, to the
   // device.
   absl::Status SendTables(const Job& job, int page_begin);
   absl::Status SendChecksums(const Job& job, int layer_begin, int layer_end);
   void GatherChecksums(const Job& job, int page_begin, int layer_begin, int layer_end) const;
+  // Enqueue copies of tiles of these pages and layers, by the fetch kernel or by copy engines.
   absl::Status CopyByKernel(const Job& job, int page_begin, int page_end, int layer_begin,
                             int layer_end);
   absl::Status CopyByEngine(const Job& job, int layer_begin, int layer_end);
+  // Launches the fetch kernel, which copies and checks, or only checks.
   absl::Status Fetch(const Job& job, Check check, int page_begin, int page_end, int layer_begin,
                      int layer_end);
+  // Makes the checking stream wait for the copies enqueued so far.
   absl::Status WaitForCopies(const Job& job);
+  // Blocks until copies to slots that are about to be released are done.
   void Drain(const Job& job);
+  // Reads the results on the background thread, reports the pages and returns the lane. It holds
+  // crumbd's memory and the slots until then.
   void FinishInBackground(std::shared_ptr<const Job> job);
+  // Returns the addresses of the tables in memory at `base`.
   Tables TablesAt(uint64_t base, int capacity) const;
 
   const Parts parts_;

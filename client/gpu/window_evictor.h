@@ -58,6 +58,7 @@ class WindowEvictor {
 
   WindowEvictor(const GpuWorkerParts& parts, std::shared_ptr<Timeline> timeline)
       : parts_(parts), timeline_(std::move(timeline)) {}
+  // Allocates tables and workspace for launches of up to `windows_max` windows.
   absl::Status MakeArea(int windows_max, Area* area);
   // Adds the windows' pages to their sequences and fills in the table `to`.
   std::vector<UnsettledPage> Fill(uint64_t pass, std::span<const DueWindow> windows,
@@ -71,7 +72,9 @@ class WindowEvictor {
   // windows[i].
   absl::Status HoldSamples(uint64_t pass, std::span<const DueWindow> windows,
                            std::span<const UnsettledPage> pages, std::vector<SampledPage>* sampled);
+  // Passes samples whose pass has ended to the quality watch.
   void Measure(std::vector<SampledPage> sampled);
+  // Enqueue the copy of a launch's tables to the device, the launch, and the copy of its results.
   absl::Status Upload(const EvictTable& from, const Area& area);
   absl::Status Launch(const Area& area, const RingShape& ring, kernels::PageFormat format);
   absl::Status Download(const Area& area, size_t windows, const EvictTable& to);

@@ -106,10 +106,13 @@ class WindowWatch {
         starter_(starter),
         backend_(options),
         background_("crumb-watch") {}
+  // Bytes of the keys or values of a window in one layer, and of a sample's queries and rows.
   size_t window_bytes() const { return size_t{2} * kPageTokens * geometry_.head_dim; }
   size_t queries_bytes() const { return geometry_.layers * kTokens * token_bytes(); }
   size_t rows_bytes() const { return 2 * geometry_.layers * window_bytes(); }
+  // Copies a sample and the page's tiles of its KV head to the host, and waits for that.
   absl::Status CopyToHost(WindowSample& sample, const DevicePage& page);
+  // Returns the errors of all layers; none if a row is not finite.
   std::vector<QualitySample> MeasureAll(const WindowSample& sample, const DevicePage& page) const;
 
   Device& device_;

@@ -38,6 +38,7 @@ class WorkerPools final : public SharedPages {
                                                            Device& device, Client& client,
                                                            SlotPool& pages, SlotPool& sinks);
 
+  // Return the pools of the own device.
   DevicePool& pages() const { return *own_.pages; }
   DevicePool& sinks() const { return *own_.sinks; }
 
@@ -51,6 +52,7 @@ class WorkerPools final : public SharedPages {
     kernels::PageFormat format = kernels::PageFormat::kInt2;
     uint64_t slot = 0;
   };
+  // Returns the place of a page. REQUIRES: Has(page).
   static PoolPage PoolPageOf(const Page& page);
   // Returns the checksums that crumbd has for this rank's tiles of these pages; empty for a page
   // that crumbd does not know. They stay valid as long as the pages are held. Returns errors of
@@ -60,6 +62,7 @@ class WorkerPools final : public SharedPages {
   // Makes crumbd withdraw the page, which must be held.
   absl::Status Withdraw(const PoolPage& place, Duration timeout) const;
 
+  // Returns whether the page lies in a pool of the own device.
   bool Has(const Page& page) const override;
   bool copies() const override { return copies_; }
   absl::StatusOr<std::vector<CommitOutcome>> Commit(
@@ -67,6 +70,7 @@ class WorkerPools final : public SharedPages {
       std::span<const FragmentHeader> headers, Duration timeout) override;
 
  private:
+  // The pools of one device: INT2 pages, and BF16 sinks.
   struct Pair {
     std::unique_ptr<DeviceMemory> memory;
     std::unique_ptr<DevicePool> pages, sinks;
@@ -80,6 +84,8 @@ class WorkerPools final : public SharedPages {
         sink_slots_(sinks),
         first_layers_(std::max(1, pools.load_kernel_layers)),
         copies_(pools.pool_write_through) {}
+  // Opens the pools of a device. A peer's pools are only read: no memory is added and no slot
+  // reserved.
   absl::StatusOr<Pair> OpenPair(const DeviceWorkerOptions& pools,
                                 std::unique_ptr<DeviceMemory> memory, Client& client,
                                 bool peer) const;
@@ -91,12 +97,17 @@ class WorkerPools final : public SharedPages {
   static DevicePool& PoolOf(const Pair& pair, const FragmentHeader& header) {
     return PoolOf(pair, header.format);
   }
+  // Withdraws pages that were found damaged while they were being committed.
   absl::Status WithdrawDamaged(std::span<const std::shared_ptr<const Page>> pages,
                                Duration timeout) const;
+  // Returns the tiles of the layers that are copied before all checksums have arrived.
   TileRange FirstSums() const;
+  // Returns how many leading fragments lie in one of the own pools and can be attended in place.
   size_t OwnRun(Fragments fragments) const;
+  // Holds leading fragments of one pool that have to be copied, and adds their pages to `held`.
   absl::Status HoldElsewhere(Fragments fragments, const std::shared_ptr<const Lease>& lease,
                              std::vector<std::shared_ptr<Page>>* held) const;
+  // Describes a fragment as a page, as the loader reads it.
   void FillForCopy(const DeviceFragment& fragment, const std::shared_ptr<const DeviceSlot>& slot,
                    Page& page) const;
 

@@ -41,14 +41,17 @@ class PinnedArena {
 
  private:
   using Bytes = std::span<const std::byte>;
+  // Pins one range piece by piece, and unpins nothing on an error: the destructor does.
   absl::Status PinOne(Bytes bytes, PinAccess access, const std::atomic<bool>& stop);
   // Returns the number of bytes from a host address to the end of its piece.
   size_t ToPieceEnd(uint64_t host) const;
+  // Cuts copies whose host address is the member `host`.
   std::vector<DeviceCopy> Cut(std::span<const DeviceCopy> copies, uint64_t DeviceCopy::*host) const;
 
   Device& device_;
   const std::shared_ptr<const MappedMemory> memory_;
   const size_t piece_bytes_;
+  // Guards the pieces, which one thread adds while copies are cut on others.
   mutable Mutex mutex_;
   std::vector<Bytes> pieces_ ABSL_GUARDED_BY(mutex_);
 };

@@ -29,6 +29,7 @@ class Background {
   // Runs all tasks added so far.
   ~Background();
 
+  // Queues a task. Does not block; the queue has no bound of its own.
   void Add(std::function<void()> task);
   // Blocks until all tasks added before have run. kDeadlineExceeded: not within `timeout`.
   absl::Status WaitIdle(Duration timeout);

@@ -12,6 +12,7 @@ namespace crumb::client {
 // cudaGetDevice, and two cudaSetDevice if the devices differ.
 class CurrentDevice {
  public:
+  // Errors are left to the calls that follow.
   explicit CurrentDevice(int ordinal) {
     if (cudaGetDevice(&before_) != cudaSuccess) before_ = ordinal;
     if (before_ != ordinal) cudaSetDevice(ordinal);

@@ -59,18 +59,22 @@ class Device {
   // with the memory.
   virtual absl::StatusOr<DeviceAddress> Allocate(size_t bytes) = 0;
   virtual void Free(DeviceAddress address) = 0;
+  // Allocates host memory that is pinned, and by which copies are asynchronous.
   virtual absl::StatusOr<std::byte*> AllocatePinned(size_t bytes) = 0;
   virtual void FreePinned(std::byte* bytes) = 0;
   // Pins whole memory pages of this process, so that copies of them are asynchronous. Blocks while
   // it faults them in. Read-only mappings are pinned with kRead. kResourceExhausted: the limit of
   // locked memory is reached; kAlreadyExists: some of it is pinned already.
   virtual absl::Status Pin(std::span<const std::byte> bytes, PinAccess access) = 0;
+  // Ends a Pin of the same bytes. REQUIRES: no queued copy uses them.
   virtual void Unpin(std::span<const std::byte> bytes) = 0;
 
+  // Creates a stream. Streams run beside each other unless an event orders them.
   virtual absl::StatusOr<DeviceStream> NewStream() = 0;
   // Creates a stream whose kernels run before waiting kernels of other streams.
   virtual absl::StatusOr<DeviceStream> NewUrgentStream() = 0;
   virtual void DeleteStream(DeviceStream stream) = 0;
+  // Creates an event, which is done until its first Record.
   virtual absl::StatusOr<DeviceEvent> NewEvent() = 0;
   virtual void DeleteEvent(DeviceEvent event) = 0;
 
@@ -79,6 +83,7 @@ class Device {
   // Makes work enqueued on `stream` from now on wait for the event's latest Record; it waits for
   // nothing if there was none.
   virtual absl::Status Wait(DeviceStream stream, DeviceEvent event) = 0;
+  // Returns whether the work of the event's latest Record is done. Does not block.
   virtual absl::StatusOr<bool> Done(DeviceEvent event) = 0;
   // Sleeps until the event is done.
   virtual absl::Status Synchronize(DeviceEvent event) = 0;
@@ -86,10 +91,12 @@ class Device {
   // Copies of one call may be made in any order.
   virtual absl::Status ToDevice(std::span<const DeviceCopy> copies, DeviceStream stream) = 0;
   virtual absl::Status ToHost(std::span<const DeviceCopy> copies, DeviceStream stream) = 0;
+  // Copies rows inside device memory, for example between rings of different capacity.
   virtual absl::Status CopyRows(const DeviceRowsCopy& copy, DeviceStream stream) = 0;
   // Sets bytes to zero.
   virtual absl::Status Clear(DeviceAddress address, size_t bytes, DeviceStream stream) = 0;
 
+  // Returns the kernels of this device, which live as long as it.
   virtual DeviceKernels& kernels() = 0;
   // Returns whether kernels can read pinned host memory at its host address.
   virtual bool kernels_read_pinned() const = 0;

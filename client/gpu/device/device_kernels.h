@@ -29,6 +29,7 @@ class DeviceKernels {
 
   // Returns whether all kernels support tiles of this shape.
   virtual bool Supports(const kernels::TileShape& tile) const = 0;
+  // Returns whether decode attention supports the shape: the query rows of a KV head are bounded.
   virtual bool DecodeSupported(const kernels::cuda::DecodeShape& shape) const = 0;
 
   // The sizes of memory that callers provide; see kernels/cuda.
@@ -47,6 +48,9 @@ class DeviceKernels {
                                        kernels::cuda::EvictFeedback* prepared,
                                        DeviceStream stream) = 0;
 
+  // Append writes fresh rows to sinks and rings; Evict turns windows into pages; Plan distributes
+  // the pages of a step over warps; Decode and Prefill compute attention of one layer; Fetch copies
+  // and verifies tiles; QueryOffsets computes the terms of the means.
   virtual absl::Status Append(const kernels::cuda::AppendParams& params, DeviceStream stream) = 0;
   virtual absl::Status Evict(const kernels::cuda::EvictParams& params, DeviceStream stream) = 0;
   // `window` is the sliding window of the layers that use the plan; 0: none.

@@ -36,6 +36,7 @@ class DeviceHandle {
 class DeviceRange {
  public:
   virtual ~DeviceRange() = default;
+  // Returns the first address, which is not accessible before a handle is mapped there.
   virtual DeviceAddress base() const = 0;
   virtual uint64_t bytes() const = 0;
   // Maps all of `handle` at `offset`, for reading and writing by this device. The handle may be
@@ -74,6 +75,7 @@ class DeviceMemory {
 
   virtual ~DeviceMemory() = default;
 
+  // Returns the device's uuid, the same in all processes; pools of one device are found by it.
   virtual const DeviceUuid& uuid() const = 0;
   // Sizes of handles and offsets of mappings are multiples of the granularity, a power of two.
   virtual uint64_t granularity() const = 0;
@@ -84,6 +86,7 @@ class DeviceMemory {
   // Opens memory that another process exported, of this device or of a peer. kDataLoss: the
   // descriptor is not one of device memory, or the memory is smaller than `bytes`.
   virtual absl::StatusOr<std::unique_ptr<DeviceHandle>> Import(UniqueFd fd, uint64_t bytes) = 0;
+  // Reserves an address range without memory. kResourceExhausted: there is no such range.
   virtual absl::StatusOr<std::unique_ptr<DeviceRange>> Reserve(uint64_t bytes) = 0;
 
   // Copies mapped memory to the host and blocks until the copy is done. It does not wait for work

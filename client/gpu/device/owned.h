@@ -28,6 +28,7 @@ class Owned {
   ~Owned() {
     if (device_ != nullptr) (device_->*kGiveBack)(handle_);
   }
+  // Returns the object, which stays owned; zero or null if there is none.
   Handle get() const { return handle_; }
 
  private:

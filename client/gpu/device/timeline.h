@@ -62,6 +62,7 @@ struct PassRef {
 // TimelineSet has all timelines of a worker. Thread-safe.
 class TimelineSet {
  public:
+  // Adds a timeline as long as it lives.
   void Add(const std::shared_ptr<Timeline>& timeline);
   // Returns the latest pass of every timeline: the passes that may still use memory released now.
   std::vector<PassRef> Now() const;

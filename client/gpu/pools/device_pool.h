@@ -29,8 +29,8 @@
 
 namespace crumb::client {
 
-// All members of one pool must use equal slot_bytes and handle_bytes; otherwise crumbd gives them
-// pools of their own.
+// The sizes of a pool. All members of one pool must use equal slot_bytes and handle_bytes;
+// otherwise crumbd gives them pools of their own.
 struct DevicePoolOptions {
   uint64_t slot_bytes = 0;                      // size of one fragment's tiles; a multiple of 128
   uint64_t handle_bytes = uint64_t{256} << 20;  // size of one allocation of device memory
@@ -164,6 +164,7 @@ class DevicePool final : private PoolListener {
     join_due_ = true;
     changed_.NotifyAll();
   }
+  // Queues the pages that crumbd wants to be copied; beyond 4,096 they are dropped.
   void OnDemotions(const PoolId& pool, std::vector<Demotion> demotions) override;
 
   // Reserves blank slots and maps their handles.
@@ -179,16 +180,26 @@ class DevicePool final : private PoolListener {
   void EndUseOf(uint64_t slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Functions that only the thread calls.
+  // The thread: joins, settles lost connections, demotes and refills whenever it is woken.
   void Run();
+  // Waits for work. Returns false if the pool is stopping.
   bool Wait();
+  // Joins the pool if the connection is new or lost: the ready slots are released, the held ones
+  // are claimed over the new session.
   void JoinAgain();
+  // Joins once. On an error the session is settled later, because crumbd may count slots to it.
   absl::Status Join();
+  // Maps the handles and, unless it is the first session, offers this process's handles and claims
+  // its held slots. session_ is set at the end.
   absl::Status StartSession(const std::shared_ptr<PoolSession>& session, UniqueFd roster);
+  // Keeps a lost session until it is settled; the oldest goes beyond 16.
   void AddFormer(std::shared_ptr<PoolSession> session);
   // Makes crumbd release slots that it records as held over lost connections and that are not in
   // use.
   void SettleFormer();
+  // Returns the present session. kUnavailable: the pool is not joined.
   absl::StatusOr<std::shared_ptr<PoolSession>> Joined() const;
+  // Claims all held slots, keyspace by keyspace, and moves them to the session.
   absl::Status ClaimAll(const std::shared_ptr<PoolSession>& session);
   // Checks that the leased fragments lie in this pool and that the present crumbd knows the lease.
   absl::Status CheckLeased(std::span<const DeviceFragment* const> fragments,
@@ -198,7 +209,9 @@ class DevicePool final : private PoolListener {
                                           std::vector<bool>* claimed);
   // Returns false if too few blank slots are ready afterwards.
   bool Refill();
+  // Copies queued pages to staging memory, 16 at a time, and reports them done, copied or not.
   void DemoteAll();
+  // Copies one page and commits the copy. kResourceExhausted: there is no room for it.
   absl::Status CopyOne(const Demotion& demotion);
 
   const DevicePoolOptions options_;

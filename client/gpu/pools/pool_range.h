@@ -18,6 +18,7 @@
 
 namespace crumb::client {
 
+// The sizes of a pool, all in bytes.
 struct PoolRangeOptions {
   uint64_t slot_bytes = 0;
   uint64_t handle_bytes = 0;
@@ -39,10 +40,12 @@ class PoolRange {
                                                          DeviceMemory& memory, PoolLink& link);
 
   DeviceAddress base() const { return range_->base(); }
+  // Returns the address of a slot. It can be accessed once Reach has succeeded for the slot.
   DeviceAddress AddressOf(uint64_t slot) const {
     return range_->base() + slot / per_handle_ * options_.handle_bytes +
            slot % per_handle_ * options_.slot_bytes;
   }
+  // Returns the number of mapped handles.
   size_t handles() const;
 
   // Maps those of crumbd's handles that are not mapped yet.
@@ -60,9 +63,11 @@ class PoolRange {
   PoolRange(const PoolRangeOptions& options, DeviceMemory& memory, PoolLink& link,
             std::unique_ptr<DeviceRange> range);
 
+  // Maps a handle at its place and keeps it.
   absl::Status Map(uint32_t number, std::unique_ptr<DeviceHandle> handle)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Contains(uint32_t number) const;
+  // Allocates a handle; if the device is full, has crumbd give up idle pools and tries once more.
   absl::StatusOr<std::unique_ptr<DeviceHandle>> AllocateHandle();
 
   const PoolRangeOptions options_;

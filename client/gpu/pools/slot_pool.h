@@ -73,6 +73,7 @@ class SlotPool {
   int free() const;
 
  private:
+  // A private slot that was released, until no pass uses it any more.
   struct Retired {
     DeviceAddress address = 0;
     // passes that may use the slots released with it
@@ -80,10 +81,13 @@ class SlotPool {
   };
   struct PrivateSlots;
   struct AdoptedSlots;
+  // Slots of a device pool that were released, until no pass uses them any more.
   struct Leaving {
     std::shared_ptr<const std::vector<SlotRef>> slots;
     std::vector<PassRef> users;
   };
+  // The state that slots share with the pool, so that slots may outlive it. `mutex` is not held
+  // while memory is allocated or crumbd is called.
   struct State {
     Device* device = nullptr;
     size_t slot_bytes = 0;
@@ -102,17 +106,26 @@ class SlotPool {
   SlotPool(std::string name, std::shared_ptr<State> state)
       : name_(std::move(name)), state_(std::move(state)) {}
   DevicePool* shared() const;
+  // Takes over one slot of the device pool.
   std::shared_ptr<const SlotRef> AdoptOne(std::shared_ptr<const DeviceSlot> slot);
+  // Returns `count` private slots, released in groups of `run`. kResourceExhausted: there are
+  // fewer.
   absl::StatusOr<Slots> TakePrivate(int count, int run, DeviceStream stream);
+  // Returns references to private slots that are released together.
   static Slots Private(const std::shared_ptr<State>& state,
                        std::span<const DeviceAddress> addresses);
+  // Releases slots of a device pool: at once if no pass can use them, else in the background.
   static void GiveUp(const std::shared_ptr<State>& state,
                      std::shared_ptr<const std::vector<SlotRef>> slots);
+  // Queues a task that releases slots whose passes are done (Drain).
   static void DrainSoon(const std::shared_ptr<State>& state)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state->mutex);
   static void Drain(State& state);
+  // Makes the stream wait for the passes, and notes them in `waited`. Returns false if one of them
+  // has not ended, so that it cannot be waited for.
   static absl::StatusOr<bool> WaitForUsers(std::span<const PassRef> users, DeviceStream stream,
                                            std::vector<PassRef>* waited);
+  // Adds usable slots to `taken`, unused ones first, until it has `count`.
   static absl::Status Gather(State& state, int count, DeviceStream stream,
                              std::vector<DeviceAddress>* taken)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex);

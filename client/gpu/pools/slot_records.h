@@ -42,10 +42,12 @@ class SlotRecords {
   SlotRecord* Find(uint64_t slot) {
     return slot < records_.size() && records_[slot].uses > 0 ? &records_[slot] : nullptr;
   }
+  // Ends the use of a slot. REQUIRES: Use or Find returned the record.
   void Erase(SlotRecord& record) {
     record = SlotRecord();
     --used_;
   }
+  // Returns the number of slots in use.
   size_t used() const { return used_; }
   // Calls visit(slot, record) for every slot in use, in ascending order.
   template <typename Visit>
