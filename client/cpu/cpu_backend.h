@@ -100,14 +100,24 @@ class CpuBackend {
   absl::Status Attend(const AttentionCall& call) const;
 
  private:
+  // Runs body(0) to body(count - 1) with the engine's parallel_for, or one after the other without
+  // one.
   void Parallel(int count, const std::function<void(int)>& body) const;
+  // Returns the rows of the window at `position`, which lie in the ring without a gap.
   static WindowRows RowsOf(const RecentRows& rows, int position, int layer, int head);
+  // Returns the parameters with which one tile is quantized, dequantized or measured: the
+  // rotations, means, clips and feedback of its (layer, KV head).
   kernels::QuantizeParams TileParams(const WindowRows& rows, int position, int layer, int head,
                                      std::byte* tile) const;
   uint32_t StoreTile(const WindowRows& rows, int position, int layer, int head,
                      const Page& page) const;
+  // Returns the kernel's parameters that all tasks of a call have in common.
   kernels::AttentionParams ParamsOf(const AttentionCall& call) const;
+  // Returns the index of the block of positions whose key means were subtracted from the history
+  // page at `position`.
   int PositionBlock(int position) const;
+  // Returns q . mu_k for the query rows of one KV head, which stored keys lack because their mean
+  // was subtracted: [q_tokens, q_heads, position_blocks]. Empty if keys have no means.
   std::vector<float> OffsetsOf(const AttentionCall& call, int kv_head,
                                const kernels::AttentionParams& params) const;
 

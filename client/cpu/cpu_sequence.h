@@ -76,26 +76,45 @@ class CpuSequence final : public Sequence {
     std::vector<QualitySample> layers;
   };
 
+  // Makes a fork that shares the complete pages of `other` and owns a copy of its rows.
   CpuSequence(const CpuSequence& other, RecentRows rows);
 
   bool InPrompt() const { return log_.InPrompt(); }
+  // Returns whether complete pages are offered to crumbd at all.
   bool Publishes() const {
     return options_.publish != Publish::kNone && parts_.options.part.publishes;
   }
+  // Prepares memory for a pass of `tokens` fresh tokens, with its first Append. kResourceExhausted:
+  // there is none, and the pass has not begun.
   absl::Status BeginPass(int tokens);
+  // kInvalidArgument: layer or number of tokens; kFailedPrecondition: the sequence was finished, or
+  // the layer has its rows already.
   absl::Status CheckAppend(int layer, int tokens) const;
+  // Checks accepted tokens before anything changes. An empty span abandons the pass.
   absl::Status CheckAdvance(std::span<const int32_t> tokens) const;
+  // Allocates pages up to `page_end`. kResourceExhausted: the pool's bound is reached; the pages
+  // before stay.
   absl::Status ReservePages(int page_end);
+  // Allocates page `index`: BF16 for the sink, else the keyspace's format.
   absl::StatusOr<std::shared_ptr<Page>> NewPage(int index) const;
+  // Writes fresh rows that belong to the sink. k, v [tokens, kv_heads, head_dim]
   void WriteSink(int layer, int tokens, const kernels::Bf16* k, const kernels::Bf16* v);
+  // Stores the windows before `page_end` that these layers have not stored yet.
   void StoreLayers(int layer_begin, int layer_end, int page_end);
+  // Measures a stored window against its exact rows if the quality watch has selected it.
   void MeasureStored(int page, int layer_begin, int layer_end);
+  // Ends the pass with the accepted tokens. Pages that were stored with rejected ones count as not
+  // stored.
   void DropFresh(std::span<const int32_t> accepted);
   // Stores the windows of pages before `page_end` that are not stored yet, completes pages whose
   // layers are all stored, and publishes those.
   absl::Status CompletePages(int page_end);
+  // Returns the first position behind the history pages, as the next token attends them.
   int HistoryEndNow() const;
+  // Returns the first position whose BF16 row will still be attended or stored.
   int RowsBegin() const;
+  // Makes room for the pass in the ring: in the prompt up to the end of the prefill block,
+  // afterwards for the recent window and the drafts.
   absl::Status ResizeRows(int tokens);
 
   const CpuSequenceParts parts_;

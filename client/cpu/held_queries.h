@@ -30,6 +30,7 @@ class HeldQueries {
     held_[layer] = kept;
   }
 
+  // Returns whether queries of the layer are kept.
   bool Has(int layer) const { return held_[layer] > 0; }
 
   // Returns the kept queries of query heads [head_begin, head_end), of `dim` elements each:

@@ -31,7 +31,9 @@ class RecentRows {
   void Write(int layer, int position, int tokens, const kernels::Bf16* k, const kernels::Bf16* v);
 
   int capacity() const { return capacity_; }
+  // Returns the ring's slot of a position. REQUIRES: capacity() > 0.
   int slot(int position) const { return position % capacity_; }
+  // Returns the bytes of one token's keys and values in all layers.
   size_t bytes_per_token() const { return size_t{2} * row_bytes_ * layers_ * kv_heads_; }
 
   // The keys and values of one layer, [kv_heads, capacity, head_dim] each.
@@ -43,6 +45,7 @@ class RecentRows {
  private:
   kernels::Bf16* Part(int layer, int part) const;
   size_t PartBytes(int capacity) const { return row_bytes_ * capacity * kv_heads_; }
+  // Copies the rows of positions [begin, end) to new rings of `capacity` slots.
   absl::Status CopyRows(int capacity, int begin, int end, AlignedBytes* out) const;
 
   int layers_;

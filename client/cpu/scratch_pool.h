@@ -33,6 +33,8 @@ class ScratchPool {
     size_t size_;
   };
 
+  // Returns a piece of at least `bytes` bytes, aligned to kTileAlignment, with undefined contents.
+  // It returns to the pool when the Piece is destroyed.
   Piece Borrow(size_t bytes) {
     {
       MutexLock lock(&mutex_);

@@ -77,6 +77,8 @@ class DeviceCache {
   // A number of pages of one format.
   using Pages = std::span<const std::shared_ptr<Page>>;
 
+  // A piece of device memory between the cache's rows and host memory, and the events that order
+  // its uses.
   struct Lane {
     DeviceBuffer tiles;
     OwnedEvent filled;   // the tiles are in the lane
@@ -98,8 +100,12 @@ class DeviceCache {
   };
 
   DeviceCache(std::shared_ptr<Device> device, const WorkerOptions& options, Client& client);
+  // Allocates everything for the cache, and loads the kernels.
   absl::Status Allocate(const PagedCache& cache, const DeviceCacheOptions& sizes);
+  // Allocates the lanes, tables and stream of one direction.
   absl::Status AllocateLanes(int block_tokens, int launches_max, Lanes& lanes);
+  // Copy constants to the device, once: the addresses and FP8 factors of the cache's layers, and
+  // the means. Send blocks until the copy is done.
   absl::Status SendAddresses(const PagedCache& cache);
   absl::Status SendMeans();
   // Returns the factors of the layers from `layer` on; null: elements are BF16.
@@ -111,23 +117,33 @@ class DeviceCache {
 
   // Returns the pages at the front of `rest` that one launch takes.
   Pages TakeChunk(Pages* rest, int pages_max) const;
+  // Return the pages of one format that one launch takes: as many as fit into a lane, and for
+  // stores into the workspace.
   int StorePagesMax(PageFormat format) const;
   int LoadPagesMax(PageFormat format) const;
+  // Returns the index of the block of positions whose means the page's keys lack.
   int PositionBlock(const Page& page) const;
   // Fills in the tables of a launch for pages whose tiles are in a lane.
   void FillTables(const DeviceCopyWork& work, Pages pages, const Lane& lane,
                   const LaunchTable& table) const;
+  // Returns the cache's layout for a launch over some layers, with the launch's block table.
   kernels::cuda::PagedKv KvOf(const DeviceCopyWork& work, Pages pages,
                               const LaunchTable& table) const;
+  // Returns the bytes of one page's tiles of the layers that the call copies.
   size_t ChunkPageBytes(const DeviceCopyWork& work, PageFormat format) const;
 
+  // Enqueues the store of pages that fit into one lane: Quantize on the engine's stream, and
+  // CopyOut on the copy stream behind it.
   absl::Status StoreChunk(const DeviceCopyWork& work, Pages pages, DeviceStream stream);
   absl::Status Quantize(const DeviceCopyWork& work, Pages pages, const LaunchTable& table,
                         DeviceStream stream);
+  // Returns the constants of the layers from `layer` on.
   kernels::cuda::EvictTransform FromLayer(const kernels::cuda::EvictTransform& all,
                                           int layer) const;
   absl::Status CopyOut(const DeviceCopyWork& work, Pages pages, const Lane& lane,
                        const LaunchTable& table);
+  // Enqueues the load of pages that fit into one lane: CopyIn on the copy stream, and Dequantize on
+  // the caller's stream behind it.
   absl::Status LoadChunk(const DeviceCopyWork& work, Pages pages, const PinnedArena& arena,
                          DeviceStream stream);
   absl::Status CopyIn(const DeviceCopyWork& work, Pages pages, const PinnedArena& arena,

@@ -14,8 +14,9 @@
 
 namespace crumb::client {
 
-// HostCache is an engine's cache in host memory, as the pages of its sequences. Thread-safe for
-// calls that have no block in common.
+// HostCache is an engine's cache in host memory, as the pages of its sequences: one of rows
+// (PagedCache) or one of INT2 blocks (BlockCache). Loads and stores of pages use it tile by tile.
+// Thread-safe for calls that have no block in common.
 class HostCache {
  public:
   virtual ~HostCache() = default;

@@ -17,6 +17,7 @@ namespace crumb::client {
 // same layout in pinned and in device memory.
 struct LaunchTable {
   static LaunchTable At(uint64_t base, int pages, int blocks);
+  // Returns the size of a table in bytes.
   static size_t Bytes(int pages, int blocks);
 
   int32_t* pages = nullptr;           // [1]
@@ -43,6 +44,7 @@ class LaunchTables {
                                                               int blocks);
   ~LaunchTables();
 
+  // One table of the ring, in both memories, and the state of its launch.
   struct Slot {
     LaunchTable host;  // to be filled in
     LaunchTable device;

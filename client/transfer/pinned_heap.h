@@ -37,6 +37,7 @@ class PinnedHeap {
     std::map<size_t, size_t> free ABSL_GUARDED_BY(mutex);  // offset and size of free pieces
   };
   explicit PinnedHeap(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  // Returns a block to the free pieces and merges it with its neighbours.
   static void GiveBack(State& state, size_t offset, size_t bytes);
 
   const std::shared_ptr<State> state_;

@@ -29,6 +29,7 @@ class DeferredChecksums {
   DeferredChecksums(Client& client, const AcquireRequest& request,
                     std::shared_ptr<const Lease> lease, uint64_t lease_id, const TileRange& own);
 
+  // Returns the position of the first requested page in its sequence; Fill counts from it.
   int first_page() const { return static_cast<int>(request_.first_page); }
 
   // Sends the request, the first time, and blocks until crumbd has responded or the timeout of the

@@ -61,9 +61,16 @@ class KeyspaceBinder {
   KeyspaceBinder(const WorkerOptions& options, Client* client, const KeyspaceId& keyspace,
                  const KeyspaceId& bf16_keyspace,
                  std::function<void(std::function<void()>)> run_soon);
+  // Returns whether crumbd has restarted, or the keyspace was dropped or changed its state, since
+  // the binding was made. Sends nothing.
   bool Stale(const KeyspaceBinding& binding) const;
+  // Opens the keyspace, and that of BF16 pages if its state says so.
   absl::StatusOr<Binding> Bind(Duration timeout);
+  // Opens the keyspace of pages of this format. kFailedPrecondition: crumbd computes other tile
+  // sizes, so client and crumbd differ in version.
   absl::StatusOr<KeyspaceInfo> Open(kernels::PageFormat format, Duration timeout);
+  // Has crumbd record that INT2 pages were given up; without a connection, the next Current tries
+  // again.
   void ReportBadQuality();
 
   const WorkerOptions& options_;

@@ -109,13 +109,19 @@ class PageFetcher {
   }
 
  private:
+  // Attaches a DeferredChecksums to pages whose checksums have not all come.
   void DeferChecksums(const PendingFetch& pending, const AcquireResult& acquired,
                       std::span<const std::shared_ptr<Page>> pages) const;
+  // Makes one page readable from its leased fragments: in place, or copied together.
+  // kResourceExhausted: there is no memory for a copy; kDataLoss: a fragment does not fit, a copy's
+  // checksum differs, or tiles are missing.
   absl::Status Assemble(const std::shared_ptr<const Lease>& lease,
                         std::span<const LeasedFragment> fragments, kernels::PageFormat format,
                         Page& page) const;
+  // Holds the leading pages that lie in device pools.
   HeldPages HoldOnDevice(const PageRequest& request,
                          const std::shared_ptr<const Lease>& lease) const;
+  // Returns an error if the fragment has another format, tile size, layout or model shape.
   absl::Status CheckFits(const FragmentHeader& header, kernels::PageFormat format) const;
 
   const WorkerOptions& options_;

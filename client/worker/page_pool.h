@@ -41,6 +41,7 @@ class PagePool {
   // the last reference. kResourceExhausted: the bound is reached.
   absl::StatusOr<std::shared_ptr<std::byte>> Allocate(size_t bytes);
 
+  // Returns the bytes of blocks in use, without idle ones.
   size_t used_bytes() const;
 
  private:

@@ -43,6 +43,7 @@ class PageTable {
   // Returns the keys of all findable pages.
   std::vector<PageKey> Keys() const;
 
+  // Returns the number of findable pages.
   size_t size() const;
 
  private:

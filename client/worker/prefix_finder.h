@@ -60,18 +60,29 @@ class PrefixFinder {
   int HitPagesMax(size_t tokens, const SequenceOptions& options) const;
 
  private:
+  // The state of one Find: the parts of the prefix, and the request in flight.
   class Parts;
 
+  // Adds pages of live sequences, of the generation in which the sequence begins.
   void FindShared(SequenceStart& start, int pages_max) const;
+  // Counts the pages that start.pages has as hits in this worker.
   void CountShared(SequenceStart& start);
+  // Returns whether pages can be requested: there is a crumbd, and it knows the keyspace.
   bool CanFetch(const SequenceStart& start) const;
+  // Returns the intake of a prefix; null if pages are read where crumbd has them.
   std::unique_ptr<PageIntake::Prefix> NewPrefix(const SequenceStart& start, int pages_max) const;
+  // Acquires the pages behind those that the sequence has, in one request.
   void FetchRest(SequenceStart& start, int pages_max, Duration timeout);
+  // Hashes the keys of further pages, up to page `end`.
   void Hash(SequenceStart& start, std::span<const int32_t> tokens, const SequenceOptions& options,
             size_t end) const;
+  // Acquires this rank's part under the leader's lease, unless another crumbd runs since.
   void JoinLease(SequenceStart& start, const LeadToken& token, Duration timeout);
+  // Adds fetched pages to the prefix and counts hits and the miss behind them; tiers[i] is the tier
+  // of the i-th fetched page.
   void NoteFetched(SequenceStart& start, FetchedPages& fetched, std::span<const Tier> tiers,
                    PageIntake::Prefix* intake);
+  // Counts a failed request, which ends the prefix.
   void NoteFetchFailure(SequenceStart& start, const absl::Status& status);
 
   const WorkerOptions& options_;

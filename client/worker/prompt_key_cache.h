@@ -58,10 +58,12 @@ class PromptKeyCache {
     std::vector<Digest> extra;  // excludes trailing zeros
     std::vector<PageKey> keys;
 
+    // Returns whether page `page` of another prompt has the same tokens and digests.
     bool SamePage(size_t page, std::span<const int32_t> of, std::span<const Digest> of_extra) const;
   };
   using Prompts = std::vector<std::shared_ptr<const Prompt>>;
 
+  // Returns the prompts as of now; they are immutable.
   Prompts Snapshot() const;
 
   const size_t tokens_max_;

@@ -66,16 +66,22 @@ class Publisher final : public PagePublisher {
   absl::Status WaitIdle(Duration timeout);
 
  private:
+  // A queued page.
   struct Item {
     std::shared_ptr<const KeyspaceBinding> keyspace;
     std::shared_ptr<const Page> page;
     bool loaded = false;  // the page was fetched, so that crumbd has it elsewhere
   };
 
+  // The thread: takes a task and a batch at a time, until the destructor stops it.
   void Run();
+  // Starts the thread, the first time, and wakes it.
   void EnsureStarted() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Removes and returns the pages of the next batch: of one keyspace and size, publish_batch at
+  // most.
   std::vector<Item> TakeBatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void TakeSome(std::deque<Item>& from, size_t most, std::vector<Item>* batch);
+  // Publishes a batch, and counts every page of it as published, known, refused or dropped.
   void PublishBatch(std::vector<Item> batch);
   // Returns the pages that are still to be published through staging memory.
   std::vector<Item> CommitInPlace(std::vector<Item> batch);
@@ -84,7 +90,10 @@ class Publisher final : public PagePublisher {
   // with an error too. REQUIRES: there is a slot for every item, and one at least.
   absl::Status WriteAndCommit(std::span<const Item> items, std::vector<StagingSlot> slots,
                               size_t* counted);
+  // Returns the header of a page's fragment: this rank's tiles with these checksums.
   FragmentHeader HeaderOf(const Item& item, std::vector<uint32_t> sums) const;
+  // Count pages by crumbd's outcome, by the error of a call, or as dropped; refusals call
+  // `refused_`.
   void CountOutcome(CommitOutcome outcome, size_t bytes);
   void CountFailure(const absl::Status& status, size_t pages);
   void CountDropped(Counter& counter, size_t pages);

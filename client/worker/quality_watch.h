@@ -32,6 +32,7 @@ class QualityWatch {
       : options_(options), alarm_(std::move(alarm)) {}
 
   double bound() const { return options_.watch_error_bound(); }  // 0: none
+  // Returns whether windows are measured at all.
   bool enabled() const { return options_.watch_every > 0; }
 
   // Called once for each evicted window. Returns the KV head to measure, in rotation, or nothing.

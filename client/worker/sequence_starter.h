@@ -57,6 +57,10 @@ class SequenceStarter {
                                                                  PageIntake* intake,
                                                                  SharedPages* shared);
 
+  // The functions of Worker. kInvalidArgument: there are no tokens, or the leader's
+  // token is of another worker or of another prompt; kDataLoss, kFailedPrecondition (Follow): the
+  // token is damaged or of another version; kAborted (Follow): this rank cannot have all of the
+  // leader's pages. A failure of crumbd is no error but a shorter prefix.
   absl::StatusOr<SequenceStart> Begin(std::span<const int32_t> tokens,
                                       const SequenceOptions& options);
   absl::StatusOr<LedStart> Lead(std::span<const int32_t> tokens, const SequenceOptions& options);
@@ -81,9 +85,12 @@ class SequenceStarter {
 
   SequenceStarter(const WorkerOptions& options, Client* client, PageReader& reader,
                   PageIntake* intake, SharedPages* shared);
+  // Returns a start with the keys that the prompt cache knows, and counts the prompt.
   SequenceStart StartOf(Binding keyspace, std::span<const int32_t> tokens,
                         const SequenceOptions& options);
+  // Adds the prompt to the cache and, with `reports`, reports its hits to crumbd.
   void Conclude(const SequenceStart& start, const SequenceOptions& options, bool reports);
+  // Handles the alarm of the quality watch: new sequences store BF16.
   void NoteBadQuality(double error);
 
   const WorkerOptions& options_;

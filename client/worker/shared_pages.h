@@ -40,6 +40,7 @@ class SharedPages {
   virtual HeldPages Hold(std::span<const DeviceFragment* const> fragments,
                          const std::shared_ptr<const Lease>& lease) = 0;
 
+  // Returns whether the page lies in this memory.
   virtual bool Has(const Page& page) const = 0;
   // Returns whether its pages are to be published through staging memory as well.
   virtual bool copies() const = 0;

@@ -42,6 +42,7 @@ class TokenLog {
   void Identify(int index, Page& page);
 
  private:
+  // Returns a token of the prompt or a generated one.
   int32_t TokenAt(size_t position) const;
   // Returns whether a token of the page had INT2 pages before it when it was computed.
   bool OverInt2Prefix(int page) const;
