@@ -30,6 +30,7 @@ class BlockTrace {
   size_t requests() const { return ends_.size(); }
   size_t blocks() const { return ids_.size(); }  // sum over all requests
   size_t distinct() const { return dense_.size(); }
+  // Returns the block ids of a request, in prompt order.
   std::span<const uint32_t> request(size_t index) const;
   // When a request arrived, in seconds.
   double seconds(size_t index) const { return seconds_[index]; }

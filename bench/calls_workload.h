@@ -36,6 +36,7 @@ struct CallsRow {
 // kUnavailable: crumbd cannot be reached; kNotFound: a page did not hit.
 absl::StatusOr<std::vector<CallsRow>> RunCallsWorkload(const CallsWorkload& workload);
 
+// Return the rows as a table and as a JSON array.
 std::string CallsText(const std::vector<CallsRow>& rows);
 std::string CallsJson(const std::vector<CallsRow>& rows);
 

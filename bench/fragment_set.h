@@ -34,6 +34,8 @@ class FragmentSet {
   size_t tiles_bytes() const { return FragmentTilesBytes(tiles_, kTileBytes); }
   size_t fragment_bytes() const { return FragmentBytes(tiles_, kTileBytes); }
 
+  // Return the key, the tiles and the header of a page. Pages whose numbers differ by a multiple of
+  // the number of bodies have the same tiles.
   PageKey Key(size_t page) const;
   std::span<const std::byte> Tiles(size_t page) const;
   FragmentHeader Header(size_t page) const;

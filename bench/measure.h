@@ -14,6 +14,7 @@
 
 namespace crumb::bench {
 
+// Return the duration as a number of microseconds, or of seconds.
 double ToMicroseconds(Duration duration);
 double ToSeconds(Duration duration);
 
@@ -21,6 +22,7 @@ double ToSeconds(Duration duration);
 class Latencies {
  public:
   void Add(Duration duration) { microseconds_.push_back(ToMicroseconds(duration)); }
+  // Adds the durations of another thread.
   void Add(const Latencies& others) {
     microseconds_.insert(microseconds_.end(), others.microseconds_.begin(),
                          others.microseconds_.end());

@@ -43,6 +43,7 @@ class PasskeyRecall {
  private:
   // Reads on to the end of `tokens`, the beginning of which is in the cache.
   absl::Status Read(MethodCache& cache, std::span<const int32_t> tokens) const;
+  // Puts the question of one key, and scores the generated answer. Appends to `cache`.
   absl::StatusOr<KeyScore> Ask(MethodCache& cache, const Passkey& key) const;
   // Generates greedily until it is decided whether the text is a key. Appends to `cache`.
   absl::StatusOr<std::string> Generate(MethodCache& cache, std::span<const int32_t> question) const;

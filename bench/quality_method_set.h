@@ -54,19 +54,24 @@ class QualityMethodSet {
   QualityMethodSet(const QualityOptions& options, const models::ModelConfig& model, int context)
       : options_(options), model_(model), context_(context) {}
 
+  // Opens the model's activations on the calibration texts, in sequences of that length.
   absl::StatusOr<std::unique_ptr<tools::ModelActivations>> CalibrationSource(
       int sequence_tokens) const;
+  // Calibrates oscar's rotations, the first time.
   absl::Status CalibrateOscar();
   absl::StatusOr<std::vector<std::shared_ptr<const WindowCodec>>> BlockGtqCodecs() const;
   // OptR, or if not `learn` its key means with OSCAR's rotations.
   absl::StatusOr<std::vector<std::shared_ptr<const WindowCodec>>> OptrCodecs(bool learn);
+  // Calibrates the constants of a method of this project.
   absl::StatusOr<RotationFile> CalibrateFor(kernels::Method method, int sequence_tokens) const;
   absl::StatusOr<QualityMethod> Bf16() const;
   absl::StatusOr<QualityMethod> Naive() const;
   absl::StatusOr<QualityMethod> Int2(const std::string& name, const RotationFile& file) const;
+  // Return the method whose sequences are those of a client::Worker, or those of PagedCache.
   absl::StatusOr<QualityMethod> OfWorker(const std::string& name,
                                          const client::WorkerOptions& worker) const;
   absl::StatusOr<QualityMethod> OfPages(const std::string& name, PagedCacheOptions pages) const;
+  // Returns the options of a worker with the model's shape, without rotations.
   client::WorkerOptions WorkerFor() const;
 
   const QualityOptions& options_;

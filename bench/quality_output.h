@@ -30,6 +30,7 @@ struct PlotText {
 // 0 are omitted. Labels are escaped.
 std::string ScatterSvg(const PlotText& text, const std::vector<PlotPoint>& points);
 
+// Return the result as JSON and as tables.
 nlohmann::json QualityJson(const QualityResult& result);
 std::string QualityText(const QualityResult& result);
 // Returns a plot of KL against bits at the largest context as an SVG document. bf16, whose KL is

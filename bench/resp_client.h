@@ -23,6 +23,8 @@ class RespClient {
   // `host` is an IPv4 address or a name. kUnavailable: no server listens there.
   static absl::StatusOr<std::unique_ptr<RespClient>> Connect(const std::string& host, int port);
 
+  // Checks that the server responds. The errors of all functions are kUnavailable if the connection
+  // ends.
   absl::Status Ping();
   // kFailedPrecondition: the server refused; the message is its text.
   absl::Status Set(const std::string& key, std::span<const std::byte> value);
@@ -35,12 +37,16 @@ class RespClient {
 
   static constexpr size_t kBufferBytes = 64 << 10;
 
+  // Sends the three pieces one after the other.
   absl::Status Send(const std::string& head, std::span<const std::byte> body,
                     const std::string& tail);
+  // Receives more bytes into the buffer, which has been used up.
   absl::Status Fill();
   // Reads one line into line_, without its line end.
   absl::Status ReadLine();
+  // Reads exactly as many bytes as `out` has.
   absl::Status ReadBytes(std::span<std::byte> out);
+  // Reads a status line. kFailedPrecondition: it is an error of the server.
   absl::Status ExpectOk(const std::string& expected);
 
   UniqueFd socket_;

@@ -34,6 +34,7 @@ class ScratchFolder {
 absl::Status WaitReady(const std::string& name, ChildProcess& process, const std::string& log,
                        const std::function<bool()>& ready);
 
+// The settings of a crumbd that a workload starts.
 struct CrumbdSettings {
   std::string program;  // path of crumbd
   ByteSize host_bytes{uint64_t{1} << 30};

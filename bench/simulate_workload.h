@@ -12,12 +12,12 @@
 #include "bench/simulated_cluster.h"
 #include "kernels/tile.h"
 
-// Workload `simulate` runs a trace of prompts over a cluster of nodes, with crumbd's placement but
-// and directory of holders but without bytes. Requests arrive at the nodes in turn, as behind a
-// router without knowledge, at the times of the trace. Every node has a cache of blocks (LRU).
-// Missed blocks are computed and kept where the request arrived; the home of their page run is told
-// of them, and given a copy if `push` says so. It serves later requests, or refers them to a node
-// that has the blocks. Messages take round trips, and bytes wait at network cards.
+// Workload `simulate` runs a trace of prompts over a cluster of nodes, with crumbd's placement and
+// directory of holders but without bytes. Requests arrive at the nodes in turn, as behind a router
+// without knowledge, at the times of the trace. Every node has a cache of blocks (LRU). Missed
+// blocks are computed and kept where the request arrived; the home of their page run is notified of
+// them, and given a copy if `push` says so. It serves later requests, or refers them to a node that
+// has the blocks. Messages take round trips, and bytes wait at network cards.
 namespace crumb::bench {
 
 struct SimulateOptions {

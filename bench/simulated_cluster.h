@@ -73,6 +73,7 @@ class NodeCache {
   absl::flat_hash_map<uint32_t, std::list<uint32_t>::iterator> places_;
 };
 
+// Returns nodes of equal weight, each on a host of its own.
 std::vector<PlacementNode> SimulatedNodes(int count);
 
 // The key of a block; the first block of a run names the run.
@@ -125,17 +126,24 @@ class SimulatedCluster {
     bool referred = false;
   };
 
+  // Returns the key of a block, and the homes of a run, which are computed once.
   const PageKey& KeyOf(uint32_t block);
   const std::vector<size_t>& HomesOfRun(uint32_t first_block);
+  // Returns how many leading blocks the node has.
   size_t LeadingAt(size_t node, std::span<const uint32_t> blocks) const;
   // Fetches the blocks that the node lacks. Returns the number of leading blocks that are present
   // then, and sets `ended` to the time at which the last one has arrived.
   size_t Pull(size_t node, std::span<const uint32_t> request, size_t hits, double now,
               double* ended);
+  // Counts the nodes that the request contacts.
   void CountFanout(size_t node, std::span<const uint32_t> request, size_t hits);
+  // Asks the homes of a run and returns the node with the longest prefix of `wanted`: a home, or a
+  // holder that a home referred to. AskHome does so for one home.
   Source FindSource(size_t node, uint32_t run, std::span<const uint32_t> wanted, double now);
   Source AskHome(size_t node, size_t home, std::span<const uint32_t> wanted, double now);
+  // Notes a holder of blocks in the directories of the run's homes.
   void Note(size_t holder, uint32_t run, std::span<const uint32_t> blocks);
+  // Gives computed blocks to the homes of their runs, as the policy says.
   void Push(size_t node, std::span<const uint32_t> request, size_t hits, double now);
   double Remapped(const std::vector<PlacementNode>& nodes) const;
 

@@ -61,6 +61,7 @@ class ShmPlane : public StorePlane {
   absl::StatusOr<std::shared_ptr<const client::Lease>> LeasePages(size_t first,
                                                                   std::span<const PageKey> keys,
                                                                   Duration wait);
+  // Returns the keys of pages [first, first + count).
   std::vector<PageKey> Keys(size_t first, size_t count) const;
 
   client::Client& client_;

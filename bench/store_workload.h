@@ -56,6 +56,7 @@ struct StoreResult {
   size_t beside_load = 0;  // processes that computed beside the rows
 };
 
+// Return the result as JSON and as a table.
 nlohmann::json StoreJson(const StoreResult& result);
 std::string StoreText(const StoreResult& result);
 

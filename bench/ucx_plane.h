@@ -25,6 +25,7 @@ transport::TransportOptions UcxPlaneOptions(const std::string& address = "127.0.
 // A source of whole fragments of a set, which are in memory as in slots. Immutable.
 class FragmentSetSource final : public transport::FragmentSource {
  public:
+  // Makes the slots of all pages, with their headers.
   FragmentSetSource(size_t fragment_bytes, size_t pages);
 
   void Acquire(transport::SourceRequest request, Reply reply) override;

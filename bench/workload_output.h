@@ -19,6 +19,7 @@ namespace crumb::bench {
 // machine (CPU, cores, memory, kernel), the commit of this program, the command, and the time.
 nlohmann::json RunInfo(int argc, const char* const* argv);
 
+// Return rows as JSON and as tables.
 nlohmann::json CodecJson(const std::vector<CodecRow>& rows);
 std::string CodecText(const std::vector<CodecRow>& rows);
 

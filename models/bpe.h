@@ -36,6 +36,7 @@ class BytePairs {
     int32_t id;    // id of the joined token
   };
 
+  // Returns the merge of two adjacent tokens; null: there is none.
   const Merge* FindMerge(int32_t left, int32_t right) const;
 
   absl::flat_hash_map<std::string, int32_t> tokens_;

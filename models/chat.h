@@ -45,6 +45,7 @@ class ChatTemplate {
   absl::StatusOr<std::string> Render(std::span<const ChatMessage> messages) const;
 
  private:
+  // Appends one message with its markers, as the format writes it.
   void AppendMessage(const ChatMessage& message, std::string* text) const;
 
   ChatFormat format_ = ChatFormat::kChatMl;

@@ -20,18 +20,21 @@ class Checkpoint {
   // the index names a file outside the directory.
   static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& dir);
 
+  // Returns whether there is a tensor of that name.
   bool Has(const std::string& name) const { return file_of_.contains(name); }
   // Returns a tensor, which is valid while the checkpoint lives. kNotFound: no such tensor;
   // kInvalidArgument: its shape is not `shape`.
   absl::StatusOr<Tensor> Find(const std::string& name, const std::vector<int64_t>& shape) const;
   // Returns a tensor of any dtype and shape.
   absl::StatusOr<RawTensor> FindRaw(const std::string& name) const;
+  // Returns the names of all tensors, sorted.
   std::vector<std::string> names() const;
   // Calls SafetensorsFile::ReleasePages for the tensor's bytes.
   void ReleasePages(const RawTensor& tensor) const;
 
  private:
   explicit Checkpoint(std::string dir) : dir_(std::move(dir)) {}
+  // Open model.safetensors, or the shards that an index lists.
   absl::Status OpenSingle(const std::string& path);
   absl::Status OpenShards(const std::string& index_path);
 

@@ -72,10 +72,14 @@ class Engine {
 
   Engine(const EngineOptions& options, ModelConfig config, Weights weights);
 
+  // Runs one chunk through all layers, to scratch.hidden, and advances the cache.
   absl::Status ForwardChunk(KvCache& cache, std::span<const int32_t> tokens,
                             Scratch& scratch) const;
+  // Add the output of a layer's attention, or of its MLP, to the residual stream scratch.hidden.
   absl::Status AttentionBlock(KvCache& cache, int layer, int tokens, Scratch& scratch) const;
   void MlpBlock(int layer, int tokens, Scratch& scratch) const;
+  // Computes the logits of rows of the residual stream. hidden [rows, hidden_size], out [rows,
+  // vocab_size]
   void WriteLogits(const float* hidden, int rows, Scratch& scratch, float* out) const;
 
   const ModelConfig config_;

@@ -67,10 +67,15 @@ class DenseKvCache : public KvCache {
   // The arguments and buffers that the tasks of one Attend share.
   struct Job;
 
+  // Returns the rows of one layer and KV head.
   Rows& rows(int layer, int kv_head) { return rows_[layer * kv_heads_ + kv_head]; }
   const Rows& rows(int layer, int kv_head) const { return rows_[layer * kv_heads_ + kv_head]; }
+  // Returns the number of tokens whose rows the layer has, those of the pass included.
   int TokensHeld(int layer) const;
+  // Attends up to four query tokens, for which K and V are read as they are stored.
   void AttendFew(const Job& job, int kv_head) const;
+  // Attends many query tokens: K and V are converted to f32 once, then blocks of 16 tokens run on
+  // the pool (AttendBlock).
   void AttendMany(const Job& job, int kv_head, std::vector<float>& k_panels,
                   std::vector<float>& v_rows) const;
   void AttendBlock(const Job& job, int kv_head, int begin, const std::vector<float>& k_panels,

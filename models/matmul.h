@@ -23,10 +23,12 @@ class Matrix {
   // REQUIRES: `tensor` has two dimensions, and its bytes outlive the matrix.
   static Matrix Of(const Tensor& tensor);
 
+  // Returns the number of outputs and of inputs, and the type in which elements are stored.
   int rows() const { return rows_; }
   int columns() const { return columns_; }
   DType dtype() const { return dtype_; }
   int64_t row_bytes() const { return int64_t{columns_} * static_cast<int64_t>(DTypeBytes(dtype_)); }
+  // Returns the elements of row `j`, of type dtype().
   const std::byte* row(int64_t j) const { return data_ + j * row_bytes(); }
 
  private:

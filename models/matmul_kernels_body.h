@@ -22,6 +22,7 @@ typedef float Floats __attribute__((vector_size(kWidth * 4)));
 typedef uint32_t Words __attribute__((vector_size(kWidth * 4)));
 typedef uint16_t Halves __attribute__((vector_size(kWidth * 2)));
 
+// Load and store one register at any alignment.
 inline Floats Load(const void* from) {
   Floats value;
   __builtin_memcpy(&value, from, sizeof(value));
@@ -30,8 +31,10 @@ inline Floats Load(const void* from) {
 
 inline void Store(float* to, Floats value) { __builtin_memcpy(to, &value, sizeof(value)); }
 
+// Returns a register whose elements all have the value.
 inline Floats Broadcast(float value) { return Floats{} + value; }
 
+// Loads a register of elements of a stored type as f32.
 template <DType kDType>
 inline Floats LoadWide(const std::byte* from) {
   if constexpr (kDType == DType::kF32) return Load(from);
@@ -41,6 +44,7 @@ inline Floats LoadWide(const std::byte* from) {
   return reinterpret_cast<Floats>(words);
 }
 
+// Loads one element of a stored type as f32, for the rest of a row behind whole registers.
 template <DType kDType>
 inline float LoadOne(const std::byte* from) {
   float value;
@@ -55,12 +59,14 @@ inline float LoadOne(const std::byte* from) {
   return value;
 }
 
+// Returns the sum of a register's elements, added from the first to the last.
 inline float Sum(Floats value) {
   float sum = 0.0f;
   for (int i = 0; i < kWidth; ++i) sum += value[i];
   return sum;
 }
 
+// Transposes rows into a panel of 32 columns and fills missing columns with zeros.
 template <DType kDType>
 void PackRows(const std::byte* source, int64_t row_bytes, int rows, int depth, float* panel) {
   constexpr int kBytes = DTypeBytes(kDType);
@@ -110,6 +116,7 @@ inline void MultiplyTile(int depth, const float* a, int64_t lda, const float* b,
   }
 }
 
+// MatmulKernels::multiply: tiles of kTileRows rows, then single rows for the rest.
 void Multiply(int m, int n, int depth, const float* a, int64_t lda, const float* b, int64_t ldb,
               float* c, int64_t ldc, bool accumulate) {
   for (int j = 0; j < n; j += kTileColumns) {
@@ -124,6 +131,8 @@ void Multiply(int m, int n, int depth, const float* a, int64_t lda, const float*
   }
 }
 
+// Dot products of kRows rows of x with every stored row: each stored row is read once, in two
+// registers at a time.
 template <DType kDType, int kRows>
 inline void DotRows(const std::byte* source, int64_t row_bytes, int rows, int depth, const float* x,
                     int64_t x_stride, float* out, int64_t out_stride) {
@@ -166,6 +175,7 @@ void DotOf(const std::byte* source, int64_t row_bytes, int rows, int depth, int 
     return DotRows<kDType, 4>(source, row_bytes, rows, depth, x, x_stride, out, out_stride);
 }
 
+// MatmulKernels::dot: chooses the body by type and by the number of rows of x.
 void Dot(DType dtype, const std::byte* source, int64_t row_bytes, int rows, int depth, int m,
          const float* x, int64_t x_stride, float* out, int64_t out_stride) {
   if (dtype == DType::kBf16) {

@@ -23,6 +23,7 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
   ~ThreadPool();
 
+  // Returns the number of threads that run a loop, the caller's included.
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   // Runs body(0) to body(count - 1), each once, on the pool's threads and the calling thread, and
@@ -30,7 +31,9 @@ class ThreadPool {
   void ParallelFor(int count, const std::function<void(int)>& body);
 
  private:
+  // The workers' thread: waits for a loop, takes part in it, and waits for the next one.
   void Work();
+  // Runs indices of the current loop until none is left. Threads take them one by one.
   void RunLoop(const std::function<void(int)>& body, int count);
 
   Mutex callers_;  // held for the length of a loop

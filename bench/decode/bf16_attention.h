@@ -25,6 +25,7 @@ struct Bf16AttentionParams {
   void* workspace = nullptr;
 };
 
+// Returns the bytes of the workspace.
 size_t Bf16AttentionWorkspaceBytes(int batch, int kv_heads);
 
 // Enqueues two kernels. It allocates nothing, does not synchronise, and can be captured.

@@ -11,6 +11,8 @@
 // The measurements of decode steps, as text and as JSON. They need no CUDA.
 namespace crumb::bench {
 
+// The circumstances of a measurement: device, rates of its memory (TB/s, 1e12 bytes per second),
+// tokens of each sequence, and the memory for which the largest batch is chosen.
 struct DecodeRun {
   GpuRun gpu;
   int cublas = 0;  // its version
@@ -22,6 +24,7 @@ struct DecodeRun {
   int64_t memory_bytes() const { return static_cast<int64_t>(memory_gb * 1e9); }
 };
 
+// The figures of one format and batch size. Times are medians in microseconds.
 struct DecodeRow {
   static constexpr int kEvictPeriod = 64;  // steps between two evictions of a sequence
 
@@ -33,10 +36,12 @@ struct DecodeRow {
   double evict_us = 0;        // additional time of a step that evicts a window of every sequence
   bool sane = false;          // the logits are finite and differ
 
+  // Returns the mean time of a step, with its part of the evictions.
   double MeanStepUs() const { return step_us + evict_us / kEvictPeriod; }
   double TokensPerSecond() const { return 1e6 * batch / MeanStepUs(); }
 };
 
+// The rows of one model.
 struct DecodeRows {
   ModelShape model;
   std::vector<DecodeRow> rows;

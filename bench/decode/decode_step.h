@@ -41,9 +41,14 @@ class DecodeStep {
  private:
   using Bf16 = kernels::Bf16;
 
+  // Enqueues one projection of the batch's rows.
   void Project(const Bf16* x, const Bf16* w, Bf16* y, int inputs, int outputs, cudaStream_t stream);
+  // Chooses the fastest algorithm of every projection; TuneOne does so for one shape, over the
+  // weights of `layers` layers, so that they are not read from caches.
   void TuneProjections(int candidates);
   void TuneOne(int candidates, int inputs, int outputs, const Bf16* w, size_t stride, int layers);
+  // Enqueue the parts of one layer: attention with its new rows, projections, FFN, and reading
+  // experts.
   void EnqueueAttend(int layer, cudaStream_t stream);
   void EnqueueLayer(int layer, cudaStream_t stream);
   void EnqueueFfn(int layer, cudaStream_t stream);

@@ -74,9 +74,11 @@ class Int2KvCache : public KvCache {
   void Evict(cudaStream_t stream) const override;
 
  private:
+  // Return the sizes, lengths and rows as the kernels take them.
   kernels::cuda::DecodeShape Shape() const;
   kernels::cuda::DecodeLengths Lengths() const;
   kernels::cuda::Bf16Rows Ring(int layer) const;
+  // Make the page table, the rotations and means, and the parameters of eviction, on the device.
   void MakeTable();
   void MakeTransforms();
   void MakeEvict();

@@ -21,6 +21,7 @@ class EndlessClient final : public client::Client {
   // It has `pages` different pages of the options' geometry.
   EndlessClient(const client::WorkerOptions& options, int pages, uint32_t seed);
 
+  // Returns the number of committed pages.
   uint64_t committed() const { return committed_.load(); }
 
   bool connected() override { return true; }
@@ -66,6 +67,7 @@ class EndlessClient final : public client::Client {
     FragmentHeader header;
     std::vector<uint32_t> tile_sums;
   };
+  // Makes a page of random tiles, with their checksums, in memory at `at`.
   StoredPage MakePage(std::byte* at, PageFormat format, std::mt19937_64& random) const;
 
   const client::WorkerOptions options_;

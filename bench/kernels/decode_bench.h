@@ -34,6 +34,7 @@ struct DecodeResult {
   double rel_error = 0.0;  // largest error of the checked rows
 };
 
+// The memory of the workloads, which run one after the other in it.
 class DecodeBench {
  public:
   // Allocates memory for the largest of `workloads`.
@@ -42,9 +43,12 @@ class DecodeBench {
   DecodeBench(const DecodeBench&) = delete;
   DecodeBench& operator=(const DecodeBench&) = delete;
 
+  // Returns whether the current device and the kernels support the workload.
   static bool Supported(const DecodeWorkload& workload);
+  // Times a workload and compares some rows with the CPU's.
   DecodeResult Run(const DecodeWorkload& workload);
 
+  // Returns the memory of pages, in which the device's rates are measured, too.
   void* arena() const { return arena_; }
   size_t arena_bytes() const { return arena_bytes_; }
 
@@ -55,6 +59,7 @@ class DecodeBench {
   size_t window_bytes_ = 0;
 };
 
+// Returns the workloads that crumb-kernel-bench runs, in order.
 std::vector<DecodeWorkload> StandardDecodeWorkloads();
 
 }  // namespace crumb::bench

@@ -28,8 +28,10 @@ struct EvictResult {
   double rel_error = 0.0;
 };
 
+// Times one workload on the current device and checks a sample of its tiles.
 EvictResult RunEvict(const EvictWorkload& workload);
 
+// Returns the workloads that crumb-kernel-bench runs, in order.
 std::vector<EvictWorkload> StandardEvictWorkloads();
 
 // Times the verification of page tiles: one layer, 8 KV heads, pages at random addresses. One byte

@@ -35,6 +35,7 @@ struct PagedResult {
   double rel_error = 0.0;
 };
 
+// Time one workload on the current device; the first also checks some rows.
 PagedResult RunDequantize(const DequantizeWorkload& workload);
 PagedResult RunAppend(const AppendWorkload& workload);
 

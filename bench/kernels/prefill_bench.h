@@ -31,6 +31,7 @@ struct PrefillResult {
   double rel_error = 0.0;  // largest error of the checked rows
 };
 
+// Times one workload on the current device and compares some rows with the CPU's.
 PrefillResult RunPrefill(const PrefillWorkload& workload);
 
 std::vector<PrefillWorkload> StandardPrefillWorkloads();

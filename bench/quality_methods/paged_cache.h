@@ -76,12 +76,18 @@ class PagedCache : public MethodCache {
   size_t window_bytes() const { return window_bytes_; }
 
  private:
+  // Returns the rows of one layer and KV head: keys (part 0) or values (part 1), [context,
+  // head_dim].
   kernels::Bf16* Rows(int layer, int part, int head);
+  // Returns the first position behind the history that the next pass attends.
   int HistoryEnd() const;
+  // Stores the windows of one layer before `history_end` that are not stored yet: by codec
+  // (StoreRows) or as tiles (StoreTile).
   void StoreWindows(int layer, int history_end);
   void StoreRows(int layer, int head, int page);
   void StoreTile(int layer, int head, int page);
   int PositionBlock(int page) const;
+  // Returns q . mu_k of the query rows, [tokens, q_heads, blocks].
   std::vector<float> Offsets(int layer, int tokens, int blocks, const kernels::Bf16* q) const;
 
   const PagedCacheOptions& options_;

@@ -27,6 +27,7 @@ inline absl::Status FromCuda(cudaError_t error, const std::string& what) {
                                             : absl::InternalError(message);
 }
 
+// Frees device memory; errors are ignored, because they belong to earlier work.
 struct FreeDeviceMemory {
   void operator()(void* p) const { cudaFree(p); }
 };

@@ -41,6 +41,7 @@ class DeviceKvCache {
   virtual absl::Status Advance(std::span<const int32_t> tokens) = 0;
 };
 
+// The device, and the bound on a pass's activations.
 struct EngineOptions {
   int device = 0;          // a CUDA ordinal
   int chunk_tokens = 512;  // tokens that go through all layers together
