@@ -27,6 +27,7 @@ class AttentionWeights {
     std::optional<RawTensor> bias;
     bool static_input_scale = false;  // FP8 activations have a fixed, measured scale
 
+    // Returns the weight in FP32, with an FP8 scale multiplied in.
     absl::StatusOr<calibration::LinearWeight> Decode() const;
   };
 
@@ -42,7 +43,8 @@ class AttentionWeights {
   int head_dim() const { return head_dim_; }
 
   // Returns OK if everything between values and o_proj is linear in values, so that a rotation can
-  // be folded.
+  // be folded. kInvalidArgument: the attention has an output gate, or a norm behind v_proj; the
+  // message names the field or the tensor.
   absl::Status CheckLinearInValues() const;
   // Returns the model's numbers of the layers for which `file` has rotations. Messages name `path`.
   // kInvalidArgument: the file is for another geometry.
@@ -51,6 +53,9 @@ class AttentionWeights {
   // Checks that both projections exist with the shapes that follow from config.json.
   absl::Status CheckLayer(int layer) const;
 
+  // Return v_proj, [kv_heads * head_dim, hidden], and o_proj, [hidden, q_heads * head_dim], of a
+  // layer with scale and bias if they exist. The bytes are mapped from the files and live as long
+  // as this object. kNotFound, kInvalidArgument: a tensor is missing or has another shape.
   absl::StatusOr<Projection> ValueProjection(int layer) const;
   absl::StatusOr<Projection> OutputProjection(int layer) const;
   // Decodes a bias as a matrix of one row.
@@ -62,8 +67,14 @@ class AttentionWeights {
   AttentionWeights(std::string dir, nlohmann::json config,
                    std::unique_ptr<models::Checkpoint> checkpoint)
       : dir_(std::move(dir)), config_(std::move(config)), checkpoint_(std::move(checkpoint)) {}
+  // Reads the sizes from config.json; head_dim is hidden_size / num_attention_heads if it is not
+  // given.
   absl::Status ReadSizes();
+  // Finds the prefix before "layers." in the names of tensors. kInvalidArgument: no tensor fits, or
+  // those of more than one set of layers do.
   absl::Status FindPrefix();
+  // Returns the projection `name` of a layer after a check that its weight has `rows` and
+  // `columns`.
   absl::StatusOr<Projection> Find(int layer, const std::string& name, int64_t rows,
                                   int64_t columns) const;
 

@@ -36,11 +36,12 @@ struct CommandResult {
   absl::Status status;
 };
 
-// Prints `result` as text, or as JSON if `json` is set. Returns the exit code.
+// Prints `result` as text, or as JSON if `json` is set. Returns the exit code. Control characters
+// from crumbd or a file are escaped, so that they cannot control a terminal.
 int PrintResult(const CommandResult& result, bool json, std::ostream& out, std::ostream& error);
 
-// Runs a command line and returns the exit code. `stats --watch` runs until `interrupted` returns
-// true.
+// Runs a command line and returns the exit code. Commands that need crumbd connect to it first; the
+// others do not. `stats --watch` runs until `interrupted` returns true or a call fails.
 int RunCommandLine(const CommandLine& line, const std::function<bool()>& interrupted,
                    std::ostream& out, std::ostream& error);
 

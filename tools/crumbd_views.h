@@ -16,6 +16,8 @@ struct HitRates {
   uint64_t hit_tokens = 0;
 };
 
+// Returns the sums over the labels of lookup_tokens: all but "miss" are hits, and "window" counts
+// in neither.
 HitRates HitRatesOf(const client::CacheStats& stats);
 
 // Returns the BF16 bytes of all held pages over their stored bytes; 0 if there are no pages.
@@ -24,11 +26,14 @@ double BytesSavedFactor(const client::CacheStats& stats);
 // Returns "serving", or "degraded: " and the states of the tiers that are not active.
 std::string HealthOf(const client::CacheStats& stats);
 
+// Returns "active", "bf16" or "unknown".
 std::string StateName(client::KeyspaceState state);
 
+// The output of `crumb status`: health, tiers and keyspaces.
 std::string StatusText(const client::CacheStats& stats);
 nlohmann::json StatusJson(const client::CacheStats& stats);
 
+// The output of `crumb stats`: tiers, hit rates, bytes saved and all counters.
 std::string StatsText(const client::CacheStats& stats);
 nlohmann::json StatsJson(const client::CacheStats& stats);
 

@@ -71,14 +71,16 @@ struct TileRow {
 // Returns the shape of the fragment's tiles, if the kernels support it.
 std::optional<kernels::TileShape> ShapeOf(const FragmentHeader& header);
 
+// Computes the checksum of every tile, and its statistics if the shape is known. A damaged tile is
+// no error: it is counted, and its statistics are those of the bytes as they are.
 FragmentReport InspectFragment(const FragmentFile& file);
 
 // Returns the rows of one INT2 tile: K's tokens, then V's. kInvalidArgument: the fragment does not
 // have the tile, is not INT2, or has an unknown shape.
 absl::StatusOr<std::vector<TileRow>> RowsOfTile(const FragmentFile& file, int layer, int head);
 
-// The report as text and as JSON.
-
+// The report as text and as JSON. JSON has head_dim and group_size null, and no statistics, if the
+// shape is unknown.
 std::string FragmentText(const FragmentReport& report);
 nlohmann::json FragmentJson(const FragmentReport& report);
 

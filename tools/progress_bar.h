@@ -26,15 +26,18 @@ class ProgressBar {
   ProgressBar(std::string label, std::ostream& out, Style style = Style::kTerminal,
               const Clock& clock = Clock::Real());
 
-  // Sets the part of the work that is done, 0 to 1. 1 ends the line.
+  // Sets the part of the work that is done, 0 to 1. 1 ends the line, and later calls
+  // draw nothing.
   void Show(double done);
-  // Adds a part of the work to the part that is done.
+  // Adds a part of the work to the part that is done; for work that several threads share.
   void Add(double part);
   // Ends a line that was begun, if the work stopped before its end, so that later output does not
   // continue it.
   void End();
 
  private:
+  // Draws the bar or writes a line if the style's period has passed since the last one, or if
+  // `done` is 1.
   void ShowLocked(double done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string label_;
