@@ -26,8 +26,8 @@ class ProgressBar {
   ProgressBar(std::string label, std::ostream& out, Style style = Style::kTerminal,
               const Clock& clock = Clock::Real());
 
-  // Sets the part of the work that is done, 0 to 1. 1 ends the line, and later calls
-  // draw nothing.
+  // Sets the part of the work that is done, 0 to 1. 1 ends the line, and later calls draw
+  // nothing.
   void Show(double done);
   // Adds a part of the work to the part that is done; for work that several threads share.
   void Add(double part);

@@ -57,10 +57,10 @@ class SequenceStarter {
                                                                  PageIntake* intake,
                                                                  SharedPages* shared);
 
-  // The functions of Worker. kInvalidArgument: there are no tokens, or the leader's
-  // token is of another worker or of another prompt; kDataLoss, kFailedPrecondition (Follow): the
-  // token is damaged or of another version; kAborted (Follow): this rank cannot have all of the
-  // leader's pages. A failure of crumbd is no error but a shorter prefix.
+  // The functions of Worker. kInvalidArgument: there are no tokens, or the leader's token is of
+  // another worker or of another prompt; kDataLoss, kFailedPrecondition (Follow): the token is
+  // damaged or of another version; kAborted (Follow): this rank cannot have all of the leader's
+  // pages. A failure of crumbd is no error but a shorter prefix.
   absl::StatusOr<SequenceStart> Begin(std::span<const int32_t> tokens,
                                       const SequenceOptions& options);
   absl::StatusOr<LedStart> Lead(std::span<const int32_t> tokens, const SequenceOptions& options);
