@@ -50,12 +50,34 @@ def config(max_model_len=4096, rope=None, **members):
     return types.SimpleNamespace(**{**made, **members})
 
 
-def model(of, download_dir=None, **options):
+def model(of, download_dir=None, cache_dtype="auto", **options):
     """The model whose pages a vLLM of this configuration stores."""
     return vllm_model.model_of(
         types.SimpleNamespace(model_config=of, parallel_config=None,
+                              cache_config=types.SimpleNamespace(cache_dtype=cache_dtype),
                               load_config=types.SimpleNamespace(download_dir=download_dir)),
         lambda name, default: options.get(name, default))
+
+
+def check_cache(cache_dtype, dtype, **cache_options):
+    """Checks a vLLM whose cache has elements of this type."""
+    spec = type("FullAttentionSpec", (), {"dtype": f"torch.{dtype}"})()
+    vllm_model.check_supported(
+        types.SimpleNamespace(
+            device_config=types.SimpleNamespace(device_type="cuda"),
+            parallel_config=types.SimpleNamespace(pipeline_parallel_size=1),
+            cache_config=types.SimpleNamespace(cache_dtype=cache_dtype, **cache_options)),
+        types.SimpleNamespace(kv_cache_groups=[types.SimpleNamespace(kv_cache_spec=spec)]))
+
+
+class Factors(list):
+    """A tensor of factors."""
+
+    def numel(self):
+        return len(self)
+
+    def __float__(self):
+        return self[0]
 
 
 class FakeHub:
@@ -124,6 +146,37 @@ class EngineModelsTest(unittest.TestCase):
         self.assertEqual(len({json.dumps(without, sort_keys=True), *fields}), 4)
         same = model(config(hf_overrides={"text_config": {"b": 2, "a": 1}})).fields
         self.assertEqual(json.dumps(same, sort_keys=True), fields[2])
+
+    def test_caches_of_bf16_and_fp8_are_served(self):
+        check_cache("auto", "bfloat16")
+        check_cache("fp8", "uint8")
+        check_cache("fp8_e4m3", "uint8", calculate_kv_scales=False)
+        for name in ("fp8_e5m2", "fp8_per_token_head", "nvfp4"):
+            with self.assertRaisesRegex(InvalidArgument, f"uint8 .--kv-cache-dtype {name}"):
+                check_cache(name, "uint8")
+        with self.assertRaisesRegex(InvalidArgument, "float16"):
+            check_cache("auto", "float16")
+        with self.assertRaisesRegex(InvalidArgument, "--calculate-kv-scales"):
+            check_cache("fp8", "uint8", calculate_kv_scales=True)
+
+    def test_rows_of_fp8_caches_are_not_those_of_bf16_caches(self):
+        fields = [model(config(), cache_dtype=name).fields
+                  for name in ("auto", "bfloat16", "fp8", "fp8_e4m3")]
+        self.assertEqual(fields[0], fields[1])
+        self.assertEqual(fields[2], {**fields[0], "kv_cache": "fp8_e4m3"})
+        self.assertEqual(fields[2], fields[3])
+
+    def test_each_layer_has_one_factor_of_its_keys_and_one_of_its_values(self):
+        layers = {"model.layers.0.attn": types.SimpleNamespace(_k_scale=Factors([0.5]),
+                                                               _v_scale=Factors([0.25])),
+                  "model.layers.1.attn": types.SimpleNamespace(_k_scale=Factors([1.0, 2.0]),
+                                                               _v_scale=Factors([0.25]))}
+        of = types.SimpleNamespace(
+            compilation_config=types.SimpleNamespace(static_forward_context=layers))
+        self.assertEqual(vllm_model.fp8_scales_of(of, ["model.layers.0.attn"]),
+                         {"model.layers.0.attn": (0.5, 0.25)})
+        with self.assertRaisesRegex(InvalidArgument, "model.layers.1.attn has 2 factors"):
+            vllm_model.fp8_scales_of(of, layers)
 
     def test_overrides_that_are_programs_are_refused(self):
         for overrides in (lambda of: of, {"a": lambda of: of}):

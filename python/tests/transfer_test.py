@@ -8,7 +8,9 @@ Here one cache's pages arrive in another cache, in other blocks of another size 
 """
 
 import dataclasses
+import importlib
 import itertools
+import pathlib
 import random
 import subprocess
 import sys
@@ -19,6 +21,10 @@ import crumb
 import support
 from crumb import _engines, blocks
 
+# The package crumb.vllm itself imports vLLM.
+sys.modules["crumb.vllm"] = types.ModuleType("crumb.vllm")
+sys.modules["crumb.vllm"].__path__ = [str(pathlib.Path(crumb.__file__).parent / "vllm")]
+vllm_model = importlib.import_module("crumb.vllm._model")
 np = support.installed("numpy")
 torch = support.installed("torch")
 PAGES = 7
@@ -207,6 +213,42 @@ class TransferTest(support.CrumbdTest):
         with self.assertRaises(crumb.InvalidArgument):
             mixed = view(written).layers[:1] + view(wide).layers[1:]
             writer.use_cache(crumb.PagedCache(mixed, PAGES, 64))
+
+    @unittest.skipIf(torch is None, "torch has FP8 tensors")
+    def test_fp8_caches_of_vllm_are_bytes(self):
+        """Their rows have the factors of vLLM's layers; another engine has other factors."""
+        names = [f"model.layers.{layer}.self_attn.attn" for layer in range(MODEL.layers)]
+        tokens, table, model = 128, [2, 0, 3, 1], self.model()
+
+        def bytes_of(seed):
+            """vLLM's tensors: blocks, heads, tokens, and a token's K row and V row, which on the CPU
+            is room for a K plane [dim, tokens] and a V plane [tokens, dim]."""
+            made = torch.randint(0x40, 0x60, (MODEL.layers, len(table), HEADS, tokens, 2 * DIM),
+                                 dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+            return dict(zip(names, made))
+
+        def values_of(caches, scales):
+            """K and V [tokens, heads, dim] of the stored pages of all layers."""
+            for name, (k_scale, v_scale) in scales.items():
+                planes = caches[name].view(torch.float8_e4m3fn)[table].reshape(
+                    len(table), HEADS, 2, tokens * DIM).float()
+                keys = planes[:, :, 0].reshape(-1, HEADS, DIM, tokens).permute(0, 3, 1, 2)
+                values = planes[:, :, 1].reshape(-1, HEADS, tokens, DIM).transpose(1, 2)
+                for rows in (keys * k_scale, values * v_scale):
+                    yield rows.reshape(-1, HEADS, DIM)[:PAGES * crumb.PAGE_TOKENS]
+
+        written, read = bytes_of(1), bytes_of(2)
+        scales = {name: (0.5 * 2 ** layer, 0.25) for layer, name in enumerate(names)}
+        twice = {name: (2 * k, 2 * v) for name, (k, v) in scales.items()}
+        writer, reader = (self.transfer(model, None) for _ in range(2))
+        for transfer, caches, factors in ((writer, written, scales), (reader, read, twice)):
+            cache, layers = vllm_model.paged_cache_of(caches, DIM, factors)
+            self.assertEqual((layers, cache.block_tokens), (names, tokens))
+            transfer.use_cache(cache)
+        keys = self.store(writer, types.SimpleNamespace(table=table))
+        self.load(reader, types.SimpleNamespace(table=table), keys)
+        for expected, value in zip(values_of(written, scales), values_of(read, twice)):
+            self.assertTrue(torch.equal(value, expected))
 
     def test_int2_pages_are_the_same_whatever_the_layouts(self):
         loaded = []

@@ -43,6 +43,9 @@ LONGER, LONGER_CACHED = 1546, 1536
 LLM_OPTIONS = {"kv_cache_memory_bytes": 256 << 20, "max_model_len": 4096, "enforce_eager": False,
                "max_num_batched_tokens": 512, "max_num_seqs": 16}
 
+# FlashAttention has FP8 caches on some GPUs only.
+FP8_OPTIONS = {"kv_cache_dtype": "fp8", "attention_backend": "TRITON_ATTN"}
+
 
 class VllmGpuTest(unittest.TestCase):
     @classmethod
@@ -64,6 +67,7 @@ class VllmGpuTest(unittest.TestCase):
         configs = {"plain": None, "writer": {**given, "history": "bf16"},
                    "reader": {**given, "history": "bf16"}, "int2": given,
                    "by layer": {**given, "history": "bf16", "load_by_layer": True}}
+        cls.exact = configs["writer"]
         cls.engines = {}
         for name, config in configs.items():  # all start at once
             cls.engines[name] = Engine(OPTIONS.python, cls.model, config, LLM_OPTIONS, ready=False)
@@ -108,6 +112,21 @@ class VllmGpuTest(unittest.TestCase):
         self.crumbd.start()
         from_ssd = reader.hit(prompt, CACHED, max_tokens=DECODED)
         self.assertEqual((from_ssd["cached"], from_ssd["tokens"]), (CACHED, expected))
+
+    def test_pages_of_an_fp8_cache_give_its_tokens_in_another_process(self):
+        writer, reader = engines = [Engine(OPTIONS.python, self.model, self.exact,
+                                           {**LLM_OPTIONS, **FP8_OPTIONS}, ready=False)
+                                    for _ in range(2)]
+        for engine in engines:
+            self.addCleanup(engine.close)
+        for engine in engines:
+            engine.ready()
+        prompt = self.prompt(37)
+        self.assertEqual(writer.generate(prompt, DECODED)["cached"], 0)
+        expected = self.own_hit(writer, prompt, CACHED, max_tokens=DECODED)
+        for engine in engines:
+            warm = engine.hit(prompt, CACHED, max_tokens=DECODED)
+            self.assertEqual((warm["cached"], warm["tokens"]), (CACHED, expected))
 
     def test_int2_pages_are_hit_behind_the_recent_window(self):
         engine, prompt = self.engines["int2"], self.prompt(1)

@@ -83,6 +83,19 @@ class VllmTest(unittest.TestCase):
         again = reader.hit(PROMPT, 1024)
         self.assertEqual((again["cached"], again["tokens"]), (1024, self.expected))
 
+    @unittest.skipUnless(" avx512f " in pathlib.Path("/proc/cpuinfo").read_text(),
+                         "vLLM's FP8 cache on the CPU needs AVX-512")
+    def test_pages_of_an_fp8_cache_give_its_tokens_in_another_process(self):
+        _, folder = self.crumbd()
+        options = {"kv_cache_dtype": "fp8"}
+        writer = self.engine(folder, options, history="bf16")
+        expected = writer.generate(PROMPT)["tokens"]
+        reader = self.engine(folder, options, history="bf16")
+        warm = reader.hit(PROMPT, 1024)
+        self.assertEqual((warm["cached"], warm["tokens"]), (1024, expected))
+        # Rows of a BF16 cache are others.
+        self.assertEqual(self.engine(folder, history="bf16").generate(PROMPT)["cached"], 0)
+
     def test_int2_pages_are_hit_behind_the_recent_window(self):
         _, folder = self.crumbd()
         writer = self.engine(folder)

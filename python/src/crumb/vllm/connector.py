@@ -213,10 +213,12 @@ class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
             self._transfer.use_blocks(pools, owner=kv_caches)
             logger.info("Crumb serves %d layers of INT2 blocks", len(pools))
             return
-        cache, names = _model.paged_cache_of(kv_caches, self._model.head_dim)
+        scales = (_model.fp8_scales_of(self._vllm_config, kv_caches)
+                  if _model.has_fp8_cache(self._vllm_config) else None)
+        cache, names = _model.paged_cache_of(kv_caches, self._model.head_dim, scales)
         device = cache.device()
         if device is None:
-            _model.check_cpu_layout(self._model.head_dim, cache.block_tokens)
+            _model.check_cpu_layout(self._model.head_dim, cache.block_tokens, scales is not None)
         self._transfer.use_cache(cache, self._staging_bytes)
         self._layer_numbers = {name: number for number, name in enumerate(names)}
         if device is not None:
