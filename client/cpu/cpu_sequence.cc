@@ -50,7 +50,13 @@ CpuSequence::CpuSequence(const CpuSequence& other, RecentRows rows)
       complete_pages_(other.complete_pages_),
       published_pages_(other.published_pages_),
       damaged_page_(other.damaged_page_),
-      stats_(other.stats_) {}
+      stats_(other.stats_) {
+  // In a pass that was abandoned halfway some layers have stored windows whose pages stay with
+  // `other`.
+  for (LayerState& layer : layers_) {
+    layer.stored_pages = std::min(layer.stored_pages, std::max(1, complete_pages_));
+  }
+}
 
 absl::StatusOr<std::unique_ptr<Sequence>> CpuSequence::Fork() const {
   if (fresh_ > 0 || finished_) {

@@ -240,6 +240,32 @@ TEST(ThreeSegmentTest, ForksGoTheirOwnWay) {
   }
 }
 
+// Layer 0 has stored a window in the abandoned pass, layer 1 has not; the fork has not its page.
+TEST(ThreeSegmentTest, AForkAfterAPassThatWasAbandonedHalfwayStoresAllLayersAgain) {
+  const WorkerOptions options = SmallWorkerOptions();
+  const SequenceModel model(options, RandomTokens(800, 16));
+  const auto worker = OpenWorker(options);
+  const auto plain = Begin(*worker, model.prompt(300));
+  SequenceOptions salted;  // so that the two share no page
+  salted.extra.push_back(Sha256(std::string_view("another")));
+  const auto sequence = worker->Begin(model.prompt(300), salted).value();
+  model.Pass(*plain, 300);
+  model.Pass(*sequence, 300);
+  while (plain->length() < 575) {
+    model.Pass(*plain, plain->length() + 1);
+    model.Pass(*sequence, sequence->length() + 1);
+  }
+  const auto k = model.Keys(0, 575, 576);
+  ASSERT_TRUE(sequence->Append(0, 1, k.data(), model.Values(0, 575, 576).data()).ok());
+  ASSERT_TRUE(sequence->Advance({}).ok());
+  const auto fork = sequence->Fork();
+  ASSERT_TRUE(fork.ok()) << fork.status();
+  while (plain->length() < 700) {
+    const auto expected = model.Pass(*plain, plain->length() + 1);
+    ASSERT_TRUE(expected == model.Pass(**fork, (*fork)->length() + 1)) << plain->length();
+  }
+}
+
 TEST(ThreeSegmentTest, AFailedPassCanBeRepeated) {
   const WorkerOptions options = SmallWorkerOptions();
   const SequenceModel model(options, RandomTokens(1200, 10));
