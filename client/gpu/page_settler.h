@@ -28,7 +28,9 @@ class PublishLimit {
 
   // Notes a damaged page; later ones than the first have no effect.
   void Damage(int page) {
-    if (page < damaged_.load()) damaged_.store(page);
+    int first = damaged_.load();
+    while (page < first && !damaged_.compare_exchange_weak(first, page)) {
+    }
   }
   // Returns whether the page must not be published, here or because of the origin's pages.
   bool Withholds(int page) const {
