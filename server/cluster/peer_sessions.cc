@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/cluster/peer_sessions.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "common/status_macros.h"
@@ -12,12 +13,15 @@ namespace crumb::server {
 absl::StatusOr<transport::SessionToken> PeerSessions::Grant(const std::string& node,
                                                             const KeyspaceId& keyspace, Who who) {
   MutexLock lock(&mutex_);
-  if (who == Who::kMember) std::erase(strangers_, node);
   auto token = tokens_.find(node);
+  const auto stranger = std::find(strangers_.begin(), strangers_.end(), node);
+  const bool becomes_member =
+      who == Who::kMember && (token == tokens_.end() || stranger != strangers_.end());
+  if (becomes_member && tokens_.size() - strangers_.size() >= nodes_max_) {
+    return absl::ResourceExhaustedError("cluster.nodes_max is reached");
+  }
+  if (becomes_member && stranger != strangers_.end()) strangers_.erase(stranger);
   if (token == tokens_.end()) {
-    if (tokens_.size() >= nodes_max_) {
-      return absl::ResourceExhaustedError("cluster.nodes_max is reached");
-    }
     CRUMB_ASSIGN_OR_RETURN(const RandomId id, RandomId::Make());
     transport::SessionToken fresh;
     static_assert(sizeof(fresh) == sizeof(id.bytes));

@@ -31,7 +31,7 @@ class PeerSessions {
   explicit PeerSessions(size_t nodes_max) : nodes_max_(nodes_max) {}
 
   // Returns the token of `node`, a new one at the first call; the node may read `keyspace` from now
-  // on. kResourceExhausted: there are cluster.nodes_max sessions.
+  // on. kResourceExhausted: cluster.nodes_max members have a session; strangers do not count.
   absl::StatusOr<transport::SessionToken> Grant(const std::string& node, const KeyspaceId& keyspace,
                                                 Who who = Who::kMember);
 

@@ -235,6 +235,22 @@ TEST_F(PeerCallsTest, NodesWithInventedNamesHaveOneBudgetTogether) {
   EXPECT_EQ(grants_.ReaderOf(token, keyspace_->id), std::nullopt);
 }
 
+TEST(PeerSessionsTest, StrangersTakeNoSessionOfAMember) {
+  using Who = PeerSessions::Who;
+  PeerSessions sessions(2);
+  const KeyspaceId keyspace{};
+  for (size_t i = 0; i <= PeerSessions::kStrangersMax; ++i) {
+    ASSERT_TRUE(sessions.Grant("stranger " + std::to_string(i), keyspace, Who::kStranger).ok());
+  }
+  EXPECT_TRUE(sessions.Grant("a", keyspace, Who::kMember).ok());
+  EXPECT_TRUE(sessions.Grant("stranger 9", keyspace, Who::kMember).ok());
+  EXPECT_TRUE(sessions.Grant("a", keyspace, Who::kMember).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(sessions.Grant("b", keyspace).status()));
+  EXPECT_TRUE(absl::IsResourceExhausted(sessions.Grant("stranger 10", keyspace).status()));
+  sessions.Forget("a");
+  EXPECT_TRUE(sessions.Grant("stranger 10", keyspace).ok());
+}
+
 TEST_F(PeerCallsTest, ReleasesAreBounded) {
   v1::PeerReleaseRequest release;
   *release.mutable_caller() = Caller("peer");
