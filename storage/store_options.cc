@@ -62,8 +62,9 @@ void DeviceOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("demotions_max", demotions_max, {.most = kDemotionsMax},
                 "slots of one device pool that workers copy down at a time; beyond that, pages "
                 "whose slots are needed are dropped");
-  visitor.Field("blank_percent_min", blank_percent_min, {.most = 50},
-                "percentage of a device pool's slots kept free by copying pages down ahead of need");
+  visitor.Field(
+      "blank_percent_min", blank_percent_min, {.most = 50},
+      "percentage of a device pool's slots kept free by copying pages down ahead of need");
 }
 
 void StoreOptions::Visit(ConfigVisitor& visitor) {
